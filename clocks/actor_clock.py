@@ -7,6 +7,7 @@ last changed it, so that a delta is selected in one pass over the entries.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from clocks.vector_clock import VectorClock, actor_of, number_of
@@ -27,6 +28,7 @@ _NOTHING: dict[str, int] = {}
 _NO_READERS: dict[str, None] = {}
 
 
+@dataclass(slots=True, init=False, eq=False)
 class RunningClock:
     """The clock of one incarnation.
 
@@ -34,27 +36,27 @@ class RunningClock:
         me: the incarnation; its entry is the number of its newest event.
     """
 
-    __slots__ = (
-        "_changed", "_counts", "_incarnations", "_index", "_names", "_newest", "_said", "_source",
-        "_taught", "me", "number",
-    )  # fmt: skip
+    me: str
+    number: int
+    _names: list[str]
+    _counts: list[int]
+    _changed: list[int]
+    _source: list[str]
+    _index: dict[str, int]
+    _newest: int
+    """The newest event that changed any entry other than the actor's own."""
+    _taught: dict[str, dict[str, None]]
+    """By source, the entries that it was the last to raise."""
+    _said: dict[int, dict[str, int]]
+    """Deltas by starting event, cached while the newest event is handled."""
+    _incarnations: dict[str, list[str]]
+    """By actor, its incarnations that have entries."""
 
     def __init__(self, me: str) -> None:
-        self.me = me
-        self.number = 0
-        self._names: list[str] = [me]
-        self._counts: list[int] = [0]
-        self._changed: list[int] = [ALWAYS]
-        self._source: list[str] = [""]
-        self._index: dict[str, int] = {me: 0}
-        self._newest = 0
-        """The newest event that changed any entry other than the actor's own."""
-        self._taught: dict[str, dict[str, None]] = {}
-        """By source, the entries that it was the last to raise."""
-        self._said: dict[int, dict[str, int]] = {}
-        """Deltas by starting event, cached while the newest event is handled."""
-        self._incarnations: dict[str, list[str]] = {}
-        """By actor, its incarnations that have entries."""
+        self.me, self.number, self._newest = me, 0, 0
+        self._names, self._counts, self._changed, self._source = [me], [0], [ALWAYS], [""]
+        self._index = {me: 0}
+        self._taught, self._said, self._incarnations = {}, {}, {}
 
     def __getitem__(self, name: str) -> int:
         at = self._index.get(name)

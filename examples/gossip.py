@@ -48,7 +48,7 @@ class Peer(UserActor):
     """Trains once all peers are there, and averages with linked ones."""
 
     def __init__(self, number: int, dials: tuple[str, ...], others: int, steps: int) -> None:
-        self.number, self.dials, self.others, self.steps = number, dials, others, steps
+        self.number, self.dials, self.others, self.steps = number, list(dials), others, steps
         self.step, self.busy = 0, False
         self.theta: Array | None = None
         self.arrived: list[Array] = []

@@ -1,13 +1,11 @@
 """Snapshots of a whole job, taken without stopping it, and the stores that hold them.
 
-``participant`` is the state machine of the Chandy-Lamport algorithm, ``freeze`` converts a
-machine's state to bytes, ``store`` keeps blobs by digest and commits a sealed manifest last, and
-``tensors`` writes named tensors to one file.
+``participant`` is the state machine of the Chandy-Lamport algorithm, ``states`` converts a
+machine's state to bytes and back, ``store`` keeps blobs by digest and commits a sealed manifest
+last, and ``tensors`` writes named tensors to one file.
 """
 
 from snapshot.blob_reader import Listed as Listed
-from snapshot.freeze import FreezeError as FreezeError
-from snapshot.freeze import freeze as freeze
 from snapshot.integrity import Verifier as Verifier
 from snapshot.manifest import BEGAN_FROM as BEGAN_FROM
 from snapshot.manifest import RUN as RUN
@@ -33,7 +31,9 @@ from snapshot.record import Part as Part
 from snapshot.record import problem_of as problem_of
 from snapshot.record import split as split
 from snapshot.retention import Removed as Removed
-from snapshot.state_types import StateTypes as StateTypes
+from snapshot.states import StateError as StateError
+from snapshot.states import read_state as read_state
+from snapshot.states import write_state as write_state
 from snapshot.storage import BLOBS as BLOBS
 from snapshot.storage import GRACE_S as GRACE_S
 from snapshot.storage import Blob as Blob
@@ -45,4 +45,3 @@ from snapshot.store import Store as Store
 from snapshot.tensors import load_metadata as load_metadata
 from snapshot.tensors import load_tensors as load_tensors
 from snapshot.tensors import save_tensors as save_tensors
-from snapshot.thaw import thaw as thaw

@@ -10,8 +10,9 @@ breaks, and notes that it broke.
 """
 
 from collections.abc import Collection, Hashable
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from snapshot.record import split
 
@@ -24,27 +25,30 @@ C = TypeVar("C", bound=Hashable)
 M = TypeVar("M")
 
 
-@dataclass(slots=True)
-class Cut(Generic[C, M]):
+class Cut(Struct, Generic[C, M], forbid_unknown_fields=True):
     """One cut, from the moment when this participant's state was recorded."""
 
     snapshot: str
-    awaited: set[C]
+    awaited: dict[C, None]
     """Channels whose marker has not arrived."""
-    in_flight: dict[C, list[M]] = field(default_factory=dict)
-    broken: dict[C, str] = field(default_factory=dict)
+    in_flight: dict[C, list[M]] = {}
+    broken: dict[C, str] = {}
     """Channels that broke before their marker arrived, and why."""
 
 
-class Cuts(Generic[C, M]):
-    """The cuts of one participant."""
+class Cuts(Struct, Generic[C, M], forbid_unknown_fields=True):
+    """The cuts of one participant.
 
-    def __init__(self) -> None:
-        self._open: dict[str, Cut[C, M]] = {}
-        self._newest: dict[str, int] = {}
+    Attributes:
+        open: the cuts that wait for markers, by snapshot.
+        newest: the number of the newest snapshot that was seen of each initiator.
+    """
+
+    open: dict[str, Cut[C, M]] = {}
+    newest: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self.open)
 
     def new(self, snapshot: str) -> bool:
         """Whether a snapshot has not been seen before.
@@ -53,30 +57,30 @@ class Cuts(Generic[C, M]):
         one of each initiator needs to be remembered.
         """
         initiator, number = split(snapshot)
-        return self._newest.get(initiator, -1) < number
+        return self.newest.get(initiator, -1) < number
 
     def inherit(self, former: "Cuts[C, M]") -> None:
         """Take over the record of seen snapshots from an earlier instance."""
-        self._newest = dict(former._newest)
+        self.newest = dict(former.newest)
 
     def see(self, snapshot: str) -> None:
         """Mark a snapshot as seen, whether or not this participant takes part in it."""
         initiator, number = split(snapshot)
-        self._newest.pop(initiator, None)
-        self._newest[initiator] = number
-        if len(self._newest) > INITIATORS_MAX:
-            del self._newest[next(iter(self._newest))]
+        self.newest.pop(initiator, None)
+        self.newest[initiator] = number
+        if len(self.newest) > INITIATORS_MAX:
+            del self.newest[next(iter(self.newest))]
 
     def begin(self, snapshot: str, incoming: Collection[C]) -> None:
         """Begin a cut: the participant's state is recorded now; ``incoming`` are its channels."""
         assert self.new(snapshot), "asked before"
         self.see(snapshot)
-        self._open[snapshot] = Cut(snapshot, set(incoming))
+        self.open[snapshot] = Cut(snapshot, dict.fromkeys(incoming))
 
     def heard(self, channel: C, message: M) -> int:
         """Record a message in every cut for which it was in flight; returns how many there are."""
         times = 0
-        for cut in self._open.values():
+        for cut in self.open.values():
             if channel in cut.awaited:
                 cut.in_flight.setdefault(channel, []).append(message)
                 times += 1
@@ -84,33 +88,32 @@ class Cuts(Generic[C, M]):
 
     def marked(self, snapshot: str, channel: C) -> None:
         """A marker arrived: later messages on this channel are after the cut."""
-        cut = self._open.get(snapshot)
+        cut = self.open.get(snapshot)
         if cut is not None:
-            cut.awaited.discard(channel)
+            cut.awaited.pop(channel, None)
 
     def broken(self, channel: C, reason: str) -> None:
         """A channel broke: no cut waits for its marker any longer."""
-        for cut in self._open.values():
+        for cut in self.open.values():
             if channel in cut.awaited:
-                cut.awaited.remove(channel)
+                del cut.awaited[channel]
                 cut.broken[channel] = reason
 
     def give_up(self, snapshot: str, reason: str) -> None:
         """Stop waiting for the missing markers of this cut."""
-        cut = self._open.get(snapshot)
+        cut = self.open.get(snapshot)
         if cut is not None:
-            # Sorted, because the order of a set would differ in a replay.
             cut.broken.update(dict.fromkeys(sorted(cut.awaited, key=repr), reason))
             cut.awaited.clear()
 
     def drop(self, snapshot: str) -> list[M]:
         """Forget a cut, complete or not; returns the messages that were recorded for it."""
-        cut = self._open.pop(snapshot, None)
+        cut = self.open.pop(snapshot, None)
         return [message for said in cut.in_flight.values() for message in said] if cut else []
 
     def complete(self) -> list[Cut[C, M]]:
         """Remove and return the cuts that have received all their markers."""
-        done = [cut for cut in self._open.values() if not cut.awaited]
+        done = [cut for cut in self.open.values() if not cut.awaited]
         for cut in done:
-            del self._open[cut.snapshot]
+            del self.open[cut.snapshot]
         return done

@@ -10,64 +10,67 @@ does not depend on the order in which the parts arrived.
 import heapq
 from collections.abc import Iterator, Mapping
 
+from msgspec import Struct
+
 from clocks import VectorClock, actor_of, inconsistencies
 from snapshot.record import Part
 
 
-class Gathering:
-    """The parts of one snapshot.
+class Gathering(Struct, forbid_unknown_fields=True):
+    """The parts of one snapshot; begun by ``new_gathering``.
 
-    Args:
+    Attributes:
         snapshot: its name.
         initiator: the participant that began it; without its part there is no snapshot.
+        awaiting: participants that are expected, have not left, and whose part has not arrived.
+        parts: the parts that have arrived, by participant.
+        left: the participants that have left, and why.
+        heard: by participant, the largest count in any part's clock; updated as parts arrive.
     """
 
-    def __init__(self, snapshot: str, initiator: str) -> None:
-        self.snapshot = snapshot
-        self._initiator = initiator
-        self._parts: dict[str, Part] = {}
-        self._gone: dict[str, str] = {}
-        self._awaited: dict[str, None] = {initiator: None}
-        """Participants that are expected, have not left, and whose part has not arrived."""
-        self._heard: dict[str, int] = {}
-        """By participant, the largest count in any part's clock; updated as parts arrive."""
+    snapshot: str
+    initiator: str
+    awaiting: dict[str, None]
+    parts: dict[str, Part] = {}
+    left: dict[str, str] = {}
+    heard: dict[str, int] = {}
 
     def add(self, part: Part) -> None:
         """Add a part, recorded or failed."""
-        again = part.who in self._parts
-        self._parts[part.who] = part
+        again = part.who in self.parts
+        self.parts[part.who] = part
         if again:  # Peers that only the replaced part expected are no longer expected.
-            self._awaited = {} if self._initiator in self._gone else {self._initiator: None}
-            for each in self._parts.values():
+            self.awaiting = {} if self.initiator in self.left else {self.initiator: None}
+            for each in self.parts.values():
                 self._expect(each)
         else:
             self._expect(part)
-        heard = self._heard
+        heard = self.heard
         for name, count in part.clock.items():
             if count > heard.get(name, 0):
                 heard[name] = count
 
     def _expect(self, part: Part) -> None:
         """Stop waiting for this part, and expect the parts of its peers."""
-        self._awaited.pop(part.who, None)
+        self.awaiting.pop(part.who, None)
         for peer in part.peers:
-            if not (peer in self._parts or peer in self._gone or peer in part.lost):
-                self._awaited[peer] = None
+            if not (peer in self.parts or peer in self.left or peer in part.lost):
+                self.awaiting[peer] = None
 
     def gone(self, who: str, reason: str) -> None:
         """A participant left: do not wait for its part; a part that has arrived still counts."""
-        self._gone.setdefault(who, reason)
-        self._awaited.pop(who, None)
+        self.left.setdefault(who, reason)
+        self.awaiting.pop(who, None)
 
     @property
     def whole(self) -> bool:
         """Whether no part is awaited any more."""
-        return not self._awaited or bool(self._doom())
+        return not self.awaiting or bool(self._doom())
 
     def awaited(self) -> list[str]:
         """The participants whose part is awaited, sorted by name as bytes; empty if the initiator's
         own part has failed."""
-        return [] if self._doom() else _ordered(self._awaited)
+        return [] if self._doom() else _ordered(self.awaiting)
 
     def give_up(self, reason: str) -> None:
         """Stop waiting for the missing parts."""
@@ -76,13 +79,13 @@ class Gathering:
 
     def present(self, absent: Mapping[str, str]) -> dict[str, Part]:
         """The parts that the snapshot consists of, sorted by name as bytes."""
-        return {who: self._parts[who] for who in _ordered(self._parts) if who not in absent}
+        return {who: self.parts[who] for who in _ordered(self.parts) if who not in absent}
 
     def absent(self) -> dict[str, str]:
         """The participants that are left out, and why, sorted by name as bytes. Valid once no part
         is awaited any more."""
         absent = self._missing()
-        whole = [who for who in _ordered(self._parts) if who not in absent]
+        whole = [who for who in _ordered(self.parts) if who not in absent]
         odds = self._odds(whole)
         # The next one to be left out is on top of the heap. A rank can only improve when others
         # are left out, so an entry with an outdated rank is put back with its new one.
@@ -106,13 +109,13 @@ class Gathering:
     def _missing(self) -> dict[str, str]:
         """The participants without a part, or whose part could not be written, and why."""
         missing: dict[str, str] = {}
-        for who in _ordered(self._parts):
-            part = self._parts[who]
+        for who in _ordered(self.parts):
+            part = self.parts[who]
             if part.failed:
                 missing[who] = part.failed
             for peer in part.peers:
-                if peer not in self._parts:
-                    missing.setdefault(peer, self._gone.get(peer) or part.lost.get(peer, ""))
+                if peer not in self.parts:
+                    missing.setdefault(peer, self.left.get(peer) or part.lost.get(peer, ""))
         return missing
 
     def _odds(self, whole: list[str]) -> dict[str, dict[str, str]]:
@@ -120,7 +123,7 @@ class Gathering:
         participants that have no conflict."""
         odds: dict[str, dict[str, str]] = {}
         for one, other in self._doubtful(whole):
-            problem = next(_problems(self._parts[one], self._parts[other]), None)
+            problem = next(_problems(self.parts[one], self.parts[other]), None)
             if problem is not None:
                 odds.setdefault(one, {})[other] = f"with {other}: {problem}"
                 odds.setdefault(other, {})[one] = f"with {one}: {problem}"
@@ -130,14 +133,14 @@ class Gathering:
         """The pairs that may be in conflict, sorted by name as bytes. Most pairs have no channel in
         common; checking all of them would take quadratic time."""
         at = {who: place for place, who in enumerate(whole)}
-        peers = {who: frozenset(self._parts[who].peers) for who in whole}
+        peers = {who: frozenset(self.parts[who].peers) for who in whole}
         pairs: dict[tuple[int, int], None] = {}
         actors: dict[str, list[int]] = {}
         for place, who in enumerate(whole):
             former = actors.setdefault(actor_of(who), [])
             pairs.update(dict.fromkeys((each, place) for each in former))
             former.append(place)
-            part = self._parts[who]
+            part = self.parts[who]
             one_sided = (peer for peer in part.peers if peer in at and who not in peers[peer])
             for peer in (*(each for each in part.lost if each in at), *one_sided):
                 pairs[min(place, at[peer]), max(place, at[peer])] = None
@@ -151,23 +154,28 @@ class Gathering:
         Those in conflict with the initiator go first, then those with the most conflicts, then
         those with fewer peers. The initiator itself is never left out.
         """
-        begun, others = self._initiator, odds.get(who, {})
-        return who == begun, begun not in others, -len(others), len(self._parts[who].peers)
+        begun, others = self.initiator, odds.get(who, {})
+        return who == begun, begun not in others, -len(others), len(self.parts[who].peers)
 
     def _doom(self) -> str:
-        own = self._parts.get(self._initiator)
-        return own.failed if own is not None else self._gone.get(self._initiator, "")
+        own = self.parts.get(self.initiator)
+        return own.failed if own is not None else self.left.get(self.initiator, "")
 
     def problem(self, present: Mapping[str, Part]) -> str | None:
         """Why the parts in ``present`` are not a consistent cut; None if they are."""
         doom = self._doom()
         if doom:
-            return f"{self._initiator}, who began it: {doom}"
-        heard = self._heard
+            return f"{self.initiator}, who began it: {doom}"
+        heard = self.heard
         if all(heard.get(who, 0) <= part.clock.get(who, 0) for who, part in present.items()):
             return None
         # The clock that is too large may belong to a part that is left out: check the others.
         return disagreement({who: part.clock for who, part in present.items()})
+
+
+def new_gathering(snapshot: str, initiator: str) -> Gathering:
+    """Begin to gather the parts of a snapshot."""
+    return Gathering(snapshot, initiator, {initiator: None})
 
 
 def _ordered(names: Mapping[str, object]) -> list[str]:

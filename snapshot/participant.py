@@ -13,12 +13,14 @@ or has a channel that broke or was opened during the cut is left out, with a rea
 completed without it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from msgspec import Struct, field
+
 from snapshot.channel_recorder import Cuts
-from snapshot.coordinator import Gathering
+from snapshot.coordinator import Gathering, new_gathering
 from snapshot.record import CONTENTS, REASON_CHARS_MAX, Part, name_of
 
 M = TypeVar("M")
@@ -54,8 +56,7 @@ class Moment:
     peers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Capture:
+class Capture(Struct, frozen=True, forbid_unknown_fields=True):
     """Record the current state, and send a marker on every lane to each of ``peers``. Call
     ``captured`` when the state is written, and ``late`` at time ``until``."""
 
@@ -96,8 +97,7 @@ class Tell:
     part: Part
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Struct, frozen=True, forbid_unknown_fields=True):
     """The snapshot is complete and consistent: commit it."""
 
     snapshot: str
@@ -116,8 +116,7 @@ class Discard:
 Ask = Capture | Mark | RecordFlight[M] | Forget[M] | Tell | Commit | Discard
 
 
-@dataclass(slots=True)
-class Own:
+class Own(Struct, forbid_unknown_fields=True):
     """This participant's own part, in progress."""
 
     number: int
@@ -127,7 +126,7 @@ class Own:
     """Peers with which there is no complete channel, and why."""
     heard_all: bool = False
     """Whether all markers have arrived or been given up."""
-    contents: list[str] = field(default_factory=list[str])
+    contents: list[str] = []
 
     @property
     def whole(self) -> bool:
@@ -135,40 +134,43 @@ class Own:
         return self.heard_all and len(self.contents) == CONTENTS
 
 
-class Participant(Generic[M]):
+class Participant(Struct, Generic[M], forbid_unknown_fields=True):
     """One participant.
 
-    Args:
+    Attributes:
         me: its incarnation.
         lanes: the names of the lanes to each peer.
+        cuts: the cuts in progress.
+        own: its own parts in progress, by snapshot.
+        towards: the peer on the way to the initiator of a snapshot; empty for its own.
+        gatherings: the snapshots that it began, with the parts that have arrived.
+        parted: peers whose channels broke and were not opened again, and why.
     """
 
-    def __init__(self, me: str, lanes: Sequence[str]) -> None:
-        self.me = me
-        self._lanes: tuple[str, ...] = tuple(lanes)
-        self._cuts: Cuts[Channel, M] = Cuts()
-        self._own: dict[str, Own] = {}
-        self._towards: dict[str, str] = {}
-        self._gatherings: dict[str, Gathering] = {}
-        self._parted: dict[str, str] = {}
-        """Peers whose channels broke and were not opened again, and why."""
+    me: str
+    lanes: tuple[str, ...]
+    cuts: Cuts[Channel, M] = field(default_factory=Cuts[Channel, M])
+    own: dict[str, Own] = {}
+    towards: dict[str, str] = {}
+    gatherings: dict[str, Gathering] = {}
+    parted: dict[str, str] = {}
 
     @property
     def recording(self) -> bool:
         """Whether an arriving message may have been in flight at a cut."""
-        return len(self._cuts) > 0
+        return len(self.cuts) > 0
 
     def began(self) -> list[str]:
         """The snapshots that this participant initiated and that are not settled."""
-        return list(self._gatherings)
+        return list(self.gatherings)
 
     def unheard_of(self, snapshot: str) -> bool:
         """Whether this participant has neither initiated nor heard of a snapshot."""
-        return self._cuts.new(snapshot)
+        return self.cuts.new(snapshot)
 
     def inherit(self, former: "Participant[M]") -> None:
         """After resuming from a snapshot, treat the markers seen before it as seen."""
-        self._cuts.inherit(former._cuts)
+        self.cuts.inherit(former.cuts)
 
     # A cut: the own state, then the messages in flight.
 
@@ -177,7 +179,7 @@ class Participant(Generic[M]):
         snapshot = name_of(self.me, now.number)
         if self._busy():
             return [Discard(snapshot, REFUSED)]
-        self._gatherings[snapshot] = Gathering(snapshot, self.me)
+        self.gatherings[snapshot] = new_gathering(snapshot, self.me)
         return self._cut(at, snapshot, now, "")
 
     def marker(
@@ -186,10 +188,10 @@ class Participant(Generic[M]):
         """Handle a marker. The first marker of a snapshot starts the cut at this ``moment``, which
         is only computed then, because that takes time proportional to the number of peers."""
         asks: list[Ask[M]] = []
-        if self._cuts.new(snapshot):
+        if self.cuts.new(snapshot):
             cut = self._pass_on if self._busy() else self._cut
             asks = cut(at, snapshot, moment(), channel[0])
-        self._cuts.marked(snapshot, channel)
+        self.cuts.marked(snapshot, channel)
         return asks + self._look()
 
     def joined(self, peer: str) -> list[Ask[M]]:
@@ -198,40 +200,40 @@ class Participant(Generic[M]):
         So all messages sent on it are after the peer's own cut, even if an older channel broke with
         a marker in it.
         """
-        self._parted.pop(peer, None)
-        return [Mark(snapshot, peer) for snapshot in self._own]
+        self.parted.pop(peer, None)
+        return [Mark(snapshot, peer) for snapshot in self.own]
 
     def _busy(self) -> bool:
-        return len(self._own.keys() | self._gatherings.keys()) >= UNDER_WAY_MAX
+        return len(self.own.keys() | self.gatherings.keys()) >= UNDER_WAY_MAX
 
     def _cut(self, at: float, snapshot: str, now: Moment, towards: str) -> list[Ask[M]]:
-        self._cuts.begin(snapshot, [(peer, lane) for peer in now.peers for lane in self._lanes])
+        self.cuts.begin(snapshot, [(peer, lane) for peer in now.peers for lane in self.lanes])
         self._route(snapshot, towards)
-        self._own[snapshot] = Own(now.number, now.clock, now.peers, dict(self._parted))
+        self.own[snapshot] = Own(now.number, now.clock, now.peers, dict(self.parted))
         return [Capture(snapshot, now.peers, at + PATIENCE_S), *self._look()]
 
     def _pass_on(self, at: float, snapshot: str, now: Moment, towards: str) -> list[Ask[M]]:
         """Refuse to take part, but pass the markers on: messages sent from here on are after the
         cut, and the other participants need to know of it."""
         del at
-        self._cuts.see(snapshot)
+        self.cuts.see(snapshot)
         self._route(snapshot, towards)
         part = Part(self.me, now.number, now.clock, now.peers, {}, failed=REFUSED)
         return [*(Mark(snapshot, peer) for peer in now.peers), *self.told(snapshot, part)]
 
     def _route(self, snapshot: str, towards: str) -> None:
-        self._towards[snapshot] = towards
-        _forget_oldest(self._towards)
+        self.towards[snapshot] = towards
+        _forget_oldest(self.towards)
 
     def heard(self, channel: Channel, message: M) -> int:
         """Hold a message for every cut at which it was in flight; returns how many there are."""
-        return self._cuts.heard(channel, message)
+        return self.cuts.heard(channel, message)
 
     def _look(self) -> list[Ask[M]]:
         """Write the messages in flight of each cut that has received all its markers."""
         asks: list[Ask[M]] = []
-        for cut in self._cuts.complete():
-            own = self._own[cut.snapshot]
+        for cut in self.cuts.complete():
+            own = self.own[cut.snapshot]
             own.lost.update((peer, reason) for (peer, _), reason in cut.broken.items())
             own.heard_all = True
             flight = [(channel, tuple(said)) for channel, said in cut.in_flight.items()]
@@ -240,23 +242,23 @@ class Participant(Generic[M]):
 
     def captured(self, snapshot: str, content: str) -> list[Ask[M]]:
         """The state or the messages in flight were written, as ``content``."""
-        own = self._own.get(snapshot)
+        own = self.own.get(snapshot)
         if own is None:
             return []  # The snapshot was given up in the meantime.
         own.contents.append(content)
         if not own.whole:
             return []
-        del self._own[snapshot]
+        del self.own[snapshot]
         lost = dict(sorted(own.lost.items()))  # The order in which a receiver decodes it.
         part = Part(self.me, own.number, own.clock, own.peers, lost, tuple(own.contents))
         return self.told(snapshot, part)
 
     def failed(self, snapshot: str, reason: str) -> list[Ask[M]]:
         """The own part cannot be written: the snapshot continues without it."""
-        own = self._own.pop(snapshot, None)
+        own = self.own.pop(snapshot, None)
         if own is None:
             return []
-        held = tuple(self._cuts.drop(snapshot))
+        held = tuple(self.cuts.drop(snapshot))
         said = reason[:REASON_CHARS_MAX] or "it cannot be written"
         part = Part(self.me, own.number, own.clock, own.peers, {}, failed=said)
         return [*([Forget(held)] if held else []), *self.told(snapshot, part)]
@@ -265,18 +267,18 @@ class Participant(Generic[M]):
 
     def told(self, snapshot: str, part: Part) -> list[Ask[M]]:
         """Handle the own part, or the part of a participant whose path leads through this one."""
-        gathering = self._gatherings.get(snapshot)
+        gathering = self.gatherings.get(snapshot)
         if gathering is not None:
             gathering.add(part)
             return self._settle(gathering)
-        towards = self._towards.get(snapshot, "")
+        towards = self.towards.get(snapshot, "")
         return [Tell(towards, snapshot, part)] if towards else []
 
     def _settle(self, gathering: Gathering) -> list[Ask[M]]:
         if not gathering.whole:
             return []
         snapshot = gathering.snapshot
-        del self._gatherings[snapshot]
+        del self.gatherings[snapshot]
         absent = gathering.absent()
         present = gathering.present(absent)
         problem = gathering.problem(present)
@@ -290,24 +292,24 @@ class Participant(Generic[M]):
         """The channels to a peer broke, and messages in flight on them are lost. The reason may be
         the peer's own text, and may be empty."""
         reason = reason[:REASON_CHARS_MAX] or "it left"
-        self._parted[peer] = reason
-        _forget_oldest(self._parted)
-        for lane in self._lanes:
-            self._cuts.broken((peer, lane), reason)
+        self.parted[peer] = reason
+        _forget_oldest(self.parted)
+        for lane in self.lanes:
+            self.cuts.broken((peer, lane), reason)
         asks = self._look()
-        for gathering in list(self._gatherings.values()):
+        for gathering in list(self.gatherings.values()):
             gathering.gone(peer, reason)
             asks += self._settle(gathering)
         return asks
 
     def late(self, snapshot: str) -> list[Ask[M]]:
         """``PATIENCE_S`` has passed since the cut: stop waiting for missing markers."""
-        self._cuts.give_up(snapshot, f"no marker within {PATIENCE_S:g} s")
+        self.cuts.give_up(snapshot, f"no marker within {PATIENCE_S:g} s")
         return self._look()
 
     def overdue(self, snapshot: str) -> list[Ask[M]]:
         """``GATHERING_S`` has passed since the snapshot was initiated: stop waiting for parts."""
-        gathering = self._gatherings.get(snapshot)
+        gathering = self.gatherings.get(snapshot)
         if gathering is None:
             return []
         gathering.give_up(f"nothing was heard of its part within {GATHERING_S:g} s")

@@ -29,14 +29,13 @@ print(run.result.status, len(run.merges))
 
 FROZEN = """
 import sys
-from ddloco.stage.actors.state_types import JOB_STATES
 from ddloco.api import public
 from ddloco.stage.process.code_version import code_version
 snapshot, clocks = (sys.modules[f"{sys.argv[1]}{name}"] for name in ("snapshot", "clocks"))
 part = snapshot.Part("a.1", 1, {"a.1": 1}, (), {}, ())
 state = [clocks.LaneSequence(), part]
-frozen = snapshot.freeze(state, JOB_STATES)
-assert snapshot.thaw(frozen, JOB_STATES)[1] == part
+frozen = snapshot.write_state(state)
+assert snapshot.read_state(frozen, tuple[clocks.LaneSequence, snapshot.Part])[1] == part
 print(frozen.hex(), code_version())
 """
 

@@ -5,9 +5,11 @@ message with the same key replaces it. So a peer that stays stopped costs at mos
 key, and receives the newest ones when it returns.
 """
 
-from dataclasses import dataclass, field
+from typing import Generic
 
-from transport.message import BULK, CONTROL, Body, Lane
+from msgspec import Struct
+
+from transport.message import BULK, CONTROL, B, Lane
 
 WINDOW_MESSAGES: dict[Lane, int] = {CONTROL: 256, BULK: 4}
 """Messages that may be in flight before the receiver has taken them in. The control window covers
@@ -28,24 +30,22 @@ class OutboxFullError(Exception):
     """More messages are queued than a lane may hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Struct, Generic[B], frozen=True, forbid_unknown_fields=True):
     """A queued message, before it has a sequence number and a clock."""
 
-    body: Body
+    body: B
     payload: str = ""
     key: str = ""
     free_of_charge: bool = False
 
 
-@dataclass(slots=True)
-class Outbox:
+class Outbox(Struct, Generic[B], forbid_unknown_fields=True):
     """One lane's queue and credit since the last handshake."""
 
     window: int
     sent: int = 0
     taken: int = 0
-    waiting: list[Waiting] = field(default_factory=list[Waiting])
+    waiting: list[Waiting[B]] = []
 
     def pass_through(self) -> bool:
         """Whether a message may be sent at once; if so, it is counted as sent."""

@@ -17,9 +17,11 @@ Reset. Since messages state absolute values, the peers only need to send their n
                    <-   Reset                 dial again with a later session
 """
 
-from typing import Any
+from typing import Any, Generic
 
-from clocks import RunningClock, Verdict, actor_of
+from msgspec import field
+
+from clocks import Verdict, actor_of
 from transport.effects import (
     CancelTimer,
     Dial,
@@ -66,6 +68,7 @@ from transport.message import (
     GREETINGS,
     LANES,
     LINK_TALK,
+    B,
     Bye,
     Credit,
     Hello,
@@ -75,53 +78,48 @@ from transport.message import (
     Reset,
     Welcome,
 )
-from transport.refcounts import Handles
 from transport.sending import LinkSender
 
 Heard = tuple[list[Event], list[Effect]]
 
 
-class Links:
-    """All links of one actor.
+class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
+    """All links of one actor, with its clock and its reference counts of arrays.
 
-    Args:
-        clock: the actor's clock, already advanced to the event being handled.
-        handles: the actor's reference counts of arrays.
+    Attributes:
+        counters: how often something was rejected or dropped, by reason.
+        links: the links by peer.
+        agreement: what a peer that dials must agree to; None if links are not accepted.
+        runs: the runs whose members are accepted.
     """
 
-    def __init__(self, clock: RunningClock, handles: Handles) -> None:
-        self.me: str = clock.me
-        self.clock = clock
-        self.counters: dict[str, int] = {}
-        """How often something was rejected or dropped, by reason."""
-        self._handles = handles
-        self._sending = LinkSender(clock, handles)
-        self._links: dict[str, Link] = {}
-        self._agreement: dict[str, str] | None = None
-        self._runs = AcceptedRuns()
+    counters: dict[str, int] = {}
+    links: dict[str, Link[B]] = {}
+    agreement: dict[str, str] | None = None
+    runs: AcceptedRuns = field(default_factory=AcceptedRuns)
 
     def peers(self) -> list[str]:
         """The peers whose link is up, sorted by name as bytes."""
-        return sorted((link.peer for link in self._links.values() if link.up), key=str.encode)
+        return sorted((link.peer for link in self.links.values() if link.up), key=str.encode)
 
     @property
     def listening(self) -> bool:
         """Whether this actor accepts links that its peers dial."""
-        return self._agreement is not None
+        return self.agreement is not None
 
     def incarnation(self, peer: str) -> str:
         """The incarnation at the other end of a link; empty if there is no link."""
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         return link.incarnation if link is not None else ""
 
     def carries(self, event: MessageArrived[Any]) -> bool:
         """Whether a message belongs to an open lane and not to a handshake."""
-        link = self._links.get(event.peer)
+        link = self.links.get(event.peer)
         return link is not None and link.carries(event.lane, event.session, event.body)
 
     def stands(self, event: MessageArrived[Any]) -> bool:
         """Whether a handled message belongs to the session that its link has now."""
-        link = self._links.get(event.peer)
+        link = self.links.get(event.peer)
         return link is not None and event.session == link.session
 
     def teaches(self, event: MessageArrived[Any]) -> bool:
@@ -131,7 +129,7 @@ class Links:
         qualifies. Any other message is checked, answered and counted, but its clock cannot be
         trusted: it may come from an unknown peer or from another job.
         """
-        link, body = self._links.get(event.peer), event.body
+        link, body = self.links.get(event.peer), event.body
         if type(body) is Hello:
             return self._opens(link, event, body)
         if link is None or event.session != link.session:
@@ -142,14 +140,16 @@ class Links:
             fits = link.dialled is not None and link.incarnation in ("", event.sender)
             return due and type(body) is Welcome and fits
         known = event.sender == link.incarnation
-        return due and lane.open and known and event.clock.get(self.me, 0) <= self.clock.number
+        return (
+            due and lane.open and known and event.clock.get(self.clock.me, 0) <= self.clock.number
+        )
 
     def _speaks_for_itself(self, event: MessageArrived[Any]) -> bool:
         """Whether the sender has the name of its connection, and is not this actor itself."""
-        return event.sender == event.peer and actor_of(event.sender) != actor_of(self.me)
+        return event.sender == event.peer and actor_of(event.sender) != actor_of(self.clock.me)
 
     def _opens(self, link: Link | None, event: MessageArrived[Any], hello: Hello) -> bool:
-        if self._agreement is None or self._objection(hello) is not None:
+        if self.agreement is None or self._objection(hello) is not None:
             return False
         if not self._speaks_for_itself(event):
             return False
@@ -163,27 +163,27 @@ class Links:
 
     def _objection(self, hello: Hello) -> Refused | None:
         """The reply to a Hello from a peer that cannot take part; None for one that can."""
-        difference = disagreement(self._agreement or {}, hello.agreement)
+        difference = disagreement(self.agreement or {}, hello.agreement)
         if difference is not None:
             return Refused(difference)
-        other_run = self._runs.objection(hello.run)
+        other_run = self.runs.objection(hello.run)
         return Refused(other_run, again=True) if other_run is not None else None
 
     def waiting(self, peer: str, lane: Lane) -> tuple[int, bool]:
         """How many messages are queued on a lane, and whether there is credit for another."""
-        outbox = self._links[peer].lanes[lane].outbox
+        outbox = self.links[peer].lanes[lane].outbox
         return len(outbox.waiting), outbox.sent - outbox.taken < outbox.window
 
     def knows(self, peer: str) -> bool:
         """Whether there is a link to ``peer``, open or not."""
-        return peer in self._links
+        return peer in self.links
 
     def renew(self, agreement: dict[str, str]) -> None:
         """Require ``agreement`` from now on, and forget runs and agreements of an earlier run."""
-        self._runs = AcceptedRuns()
-        if self._agreement is not None:
-            self._agreement = agreement
-        for link in self._links.values():
+        self.runs = AcceptedRuns()
+        if self.agreement is not None:
+            self.agreement = agreement
+        for link in self.links.values():
             if link.dialled is not None:
                 link.dialled, link.run = agreement, ""
 
@@ -195,11 +195,11 @@ class Links:
             case Send():
                 return self._send(at, effect)
             case Dial(peer, agreement):
-                link = self._links[peer] = Link(peer, agreement)
+                link = self.links[peer] = Link(peer, agreement)
                 return [], self._dial(at, link)
             case Listen(agreement, run, settled):
-                self._agreement = agreement
-                self._runs.own, self._runs.settled = run, settled
+                self.agreement = agreement
+                self.runs.own, self.runs.settled = run, settled
                 return [], []
             case Hangup():
                 return [], self._hangup(effect)
@@ -207,14 +207,14 @@ class Links:
                 return [], self._mark(peer, snapshot)
 
     def _send(self, at: float, send: Send[Any]) -> Heard:
-        link = self._links.get(send.peer)
+        link = self.links.get(send.peer)
         if link is None or not link.up:
             self._count("said to a peer without a link")
             return [], []
         lane = link.lanes[send.lane]
-        owed = self._sending.settle(link) if link.owes else []
+        owed = self.settle(link) if link.owes else []
         if lane.outbox.pass_through():
-            number = self._sending.number(link, send.lane, lane, send.body, send.payload)
+            number = self.number(link, send.lane, lane, send.body, send.payload)
             return [], [*owed, number]
         waiting = Waiting(send.body, send.payload, send.key)
         try:
@@ -224,36 +224,36 @@ class Links:
             heard, effects = self._lose(at, link, f"{send.lane} lane: {error}")
             return heard, owed + effects
         if send.payload:
-            self._handles.hold(send.payload)
+            self.handles.hold(send.payload)
         effects = owed + self._watch(at, link, send.lane)
         if replaced is not None and replaced.payload:
-            effects += self._handles.release(replaced.payload)
+            effects += self.handles.release(replaced.payload)
         return [], effects
 
     def _mark(self, peer: str, snapshot: str) -> list[Effect]:
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         effects: list[Effect] = []
         if link is None or not link.up:
             return effects
         for lane in LANES:
             link.lanes[lane].outbox.put_first(Waiting(Marker(snapshot), free_of_charge=True))
-            effects += self._sending.pump(link, lane)
+            effects += self.pump(link, lane)
         return effects
 
     def _hangup(self, hangup: Hangup) -> list[Effect]:
         peer = hangup.peer
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         if link is None:
             return []
         effects: list[Effect] = []
         if link.up:
             body = Refused(hangup.reason) if hangup.final else Bye(hangup.reason)
             link.lanes[CONTROL].outbox.put_first(Waiting(body, free_of_charge=True))
-            effects += self._sending.pump(link, CONTROL)
+            effects += self.pump(link, CONTROL)
         effects += self._forget_waiting(link)
         if link.dialled is not None:
             effects.append(CancelTimer(redial_timer(peer)))
-        del self._links[peer]
+        del self.links[peer]
         return effects
 
     # Events from outside.
@@ -262,7 +262,7 @@ class Links:
         """Handle one event; returns events for the machine above, and effects."""
         match event:
             case MessageArrived():
-                link = self._links.get(event.peer)
+                link = self.links.get(event.peer)
                 if link is None or event.session != link.session or type(event.body) in GREETINGS:
                     return self._greeted(at, link, event)
                 state = link.lanes[event.lane]
@@ -270,17 +270,17 @@ class Links:
             case BytesArrived():
                 return self._progressed(event)
             case LaneBroken(peer, lane, reason):
-                link = self._links.get(peer)
+                link = self.links.get(peer)
                 if link is None:
                     return [], []
                 self._count("lane broken")
                 return self._lose(at, link, f"{lane} lane: {reason}")
             case TimerFired(timer) if timer.startswith("stall/"):
-                link = self._links.get(timer.split("/", 2)[2])
+                link = self.links.get(timer.split("/", 2)[2])
                 lane = BULK if timer.startswith(f"stall/{BULK}") else CONTROL
                 return self._stalled(at, link, lane) if link is not None else ([], [])
             case TimerFired(timer) if timer.startswith("redial/"):
-                link = self._links.get(timer.removeprefix("redial/"))
+                link = self.links.get(timer.removeprefix("redial/"))
                 if link is None or link.whole:
                     return [], []
                 heard, effects = self._down(link, "no welcome on both lanes")
@@ -303,7 +303,7 @@ class Links:
                     link.session = beyond
                 return heard
             case Refused(reason, again) if link is not None and link.dialled is not None:
-                del self._links[link.peer]
+                del self.links[link.peer]
                 gone = self._forget_waiting(link)
                 timer = CancelTimer(redial_timer(link.peer))
                 return [PeerRefused(link.peer, reason, again)], [*gone, timer]
@@ -313,9 +313,9 @@ class Links:
     def _lost(self, event: MessageArrived[Any]) -> Heard:
         """Handle a message of an unknown session: the dialling side must shake hands again."""
         heard, effects = self._stale()
-        link = self._links.get(event.peer)
+        link = self.links.get(event.peer)
         if link is None or link.dialled is None:
-            effects += self._sending.out_of_band(event, Reset("this session is unknown here"))
+            effects += self.out_of_band(event, Reset("this session is unknown here"))
         return heard, effects
 
     def _numbered(
@@ -325,7 +325,7 @@ class Links:
         if event.sender != link.incarnation:
             reason = f"{event.sender} speaks in the session of {link.incarnation}"
             return self._break(at, link, event, reason)
-        if event.clock.get(self.me, 0) >= self.clock.number:
+        if event.clock.get(self.clock.me, 0) >= self.clock.number:
             return self._break(at, link, event, "its clock knows events that have not happened")
         verdict = lane.incoming.check(event.seq)
         if verdict is Verdict.DUPLICATE:
@@ -351,7 +351,7 @@ class Links:
         lane.taken += 1
         owed = (lane.taken - lane.credited) / WINDOW_MESSAGES[event.lane]
         if owed >= OWED_SHARE_MAX:
-            return [event], self._sending.give_credit(link, event.lane)
+            return [event], self.give_credit(link, event.lane)
         link.owes = link.owes or owed >= OWED_SHARE
         return [event], []
 
@@ -360,14 +360,14 @@ class Links:
         state.outbox.credited(advanced[0])
         state.advanced = max(state.advanced, advanced)
         heard: list[Event] = [LaneAdvanced(link.peer, lane)] if lane == BULK else []
-        return heard, self._sending.pump(link, lane)
+        return heard, self.pump(link, lane)
 
     def _progressed(self, event: BytesArrived) -> Heard:
         """Tell the sender that its bytes arrive, and the machine above that the peer is active."""
-        link = self._links.get(event.peer)
+        link = self.links.get(event.peer)
         if link is None or not link.up or not link.lanes[event.lane].open:
             return [], []
-        return [event], self._sending.give_credit(link, event.lane, event.nbytes)
+        return [event], self.give_credit(link, event.lane, event.nbytes)
 
     # Handshake.
 
@@ -378,7 +378,7 @@ class Links:
         link.lanes = new_lanes()
         link.incarnation = ""
         effects: list[Effect] = [
-            self._sending.number(link, lane, link.lanes[lane], Hello(link.dialled or {}, link.run))
+            self.number(link, lane, link.lanes[lane], Hello(link.dialled or {}, link.run))
             for lane in LANES
         ]
         return [*effects, SetTimer(redial_timer(link.peer), at + wait)]
@@ -390,8 +390,8 @@ class Links:
         the number to exceed, for a peer that lost count or whose count another process has raised.
         If the Hello was merely late, its sender ignores the Reset as stale.
         """
-        link = self._links.get(event.peer)
-        if self._agreement is None or (link is not None and link.dialled is not None):
+        link = self.links.get(event.peer)
+        if self.agreement is None or (link is not None and link.dialled is not None):
             return self._stale()
         if not self._speaks_for_itself(event):
             self._count("false name")
@@ -399,28 +399,28 @@ class Links:
         refused = self._objection(hello)
         if refused is not None:
             self._count("refused at the handshake")
-            return [], self._sending.out_of_band(event, refused)
+            return [], self.out_of_band(event, refused)
         heard: list[Event] = []
         effects: list[Effect] = []
         ahead = event.session - (0 if link is None else link.session)
         if not 0 <= ahead <= SESSIONS_AHEAD_MAX:
             beyond = event.session - ahead
             reset = Reset(f"session {event.session} cannot follow {beyond}", beyond)
-            return [], [*self._stale()[1], *self._sending.out_of_band(event, reset)]
+            return [], [*self._stale()[1], *self.out_of_band(event, reset)]
         if link is None or ahead:
             if link is not None:
                 heard, effects = self._down(link, "it shook hands again")
-            link = self._links[event.peer] = Link(event.peer, None, event.session)
+            link = self.links[event.peer] = Link(event.peer, None, event.session)
         link.incarnation = event.sender
         lane = link.lanes[event.lane]
         if lane.incoming.check(event.seq) is not Verdict.NEXT:
             return self._stale()
         lane.open = True
         if link.whole:
-            lanes, welcome = link.lanes, Welcome(self._runs.own)
-            effects += [self._sending.number(link, each, lanes[each], welcome) for each in LANES]
+            lanes, welcome = link.lanes, Welcome(self.runs.own)
+            effects += [self.number(link, each, lanes[each], welcome) for each in LANES]
             link.up = True
-            self._runs.join(hello.run)
+            self.runs.join(hello.run)
             heard.append(PeerJoined(link.peer, link.incarnation))
         return heard, effects
 
@@ -447,7 +447,7 @@ class Links:
 
     def _break(self, at: float, link: Link, event: MessageArrived[Any], reason: str) -> Heard:
         self._count("gap or false clock")
-        effects = self._sending.out_of_band(event, Reset(reason)) if link.dialled is None else []
+        effects = self.out_of_band(event, Reset(reason)) if link.dialled is None else []
         heard, more = self._lose(at, link, f"{event.lane} lane: {reason}")
         return heard, effects + more
 
@@ -455,7 +455,7 @@ class Links:
         """Close a link; the dialling side tries again a little later."""
         heard, effects = self._down(link, reason)
         if link.dialled is None:
-            del self._links[link.peer]
+            del self.links[link.peer]
         else:
             # Messages of the lost session that still arrive are stale, above all its Welcome: our
             # sequence numbers restart, and the peer would drop them as duplicates.
@@ -495,7 +495,7 @@ class Links:
                 effects.append(CancelTimer(stall_timer(link.peer, lane)))
             for waiting in link.lanes[lane].outbox.waiting:
                 if waiting.payload:
-                    effects += self._handles.release(waiting.payload)
+                    effects += self.handles.release(waiting.payload)
             link.lanes[lane].outbox.waiting.clear()
         return effects
 

@@ -1,10 +1,12 @@
 """The state of one link: its session, and the state of its two lanes."""
 
-from dataclasses import dataclass, field
+from typing import Generic
+
+from msgspec import Struct, field
 
 from clocks import LaneSequence
 from transport.flow_control import WINDOW_MESSAGES, Outbox
-from transport.message import GREETINGS, LANES, Body, Lane
+from transport.message import GREETINGS, LANES, B, Body, Lane
 
 REDIAL_S_MIN = 0.5
 REDIAL_S_MAX = 8.0
@@ -32,8 +34,7 @@ REASON_CHARS_MAX = 1000
 """A peer's own text may be long; a reason that quotes it must still fit its field."""
 
 
-@dataclass(slots=True)
-class LaneState:
+class LaneState(Struct, Generic[B], forbid_unknown_fields=True):
     """One lane of one session.
 
     Args:
@@ -45,7 +46,7 @@ class LaneState:
         credited: the value of ``taken`` in the last credit message.
     """
 
-    outbox: Outbox
+    outbox: Outbox[B]
     outgoing: LaneSequence = field(default_factory=LaneSequence)
     incoming: LaneSequence = field(default_factory=LaneSequence)
     advanced: tuple[int, int] = (0, 0)
@@ -61,8 +62,7 @@ def new_lanes() -> dict[Lane, LaneState]:
     return {lane: LaneState(Outbox(WINDOW_MESSAGES[lane])) for lane in LANES}
 
 
-@dataclass(slots=True)
-class Link:
+class Link(Struct, Generic[B], forbid_unknown_fields=True):
     """One peer: its current session and lanes; ``dialled`` is the agreement of a link dialled here,
     None on the listening side."""
 
@@ -76,7 +76,7 @@ class Link:
     owes: bool = False
     """Whether credit is due that will be sent with the next message."""
     attempts: int = 0
-    lanes: dict[Lane, LaneState] = field(default_factory=new_lanes)
+    lanes: dict[Lane, LaneState[B]] = field(default_factory=new_lanes)
 
     @property
     def whole(self) -> bool:
@@ -104,13 +104,12 @@ def disagreement(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
     return None
 
 
-@dataclass(slots=True)
-class AcceptedRuns:
+class AcceptedRuns(Struct, forbid_unknown_fields=True):
     """The runs whose members a listening side accepts: its own, those that joined it, and, until it
     is settled, any other; see ``Listen``."""
 
     own: str = ""
-    joined: list[str] = field(default_factory=list[str])
+    joined: list[str] = []
     settled: bool = False
 
     def objection(self, run: str) -> str | None:

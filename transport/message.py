@@ -5,7 +5,7 @@ is a tagged union. The link's own bodies are defined here; an application subcla
 its own and passes their union to the codec. Field names and tags are the wire format.
 """
 
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -103,7 +103,12 @@ LINK_TALK = frozenset({Credit, Bye, Marker})
 
 LinkBody = Hello | Welcome | Refused | Reset | Credit | Bye | Marker
 
-B = TypeVar("B", bound=Body)
+if TYPE_CHECKING:  # A checker knows defaults of type variables, Python 3.11 does not.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    B = TypeVarWithDefault("B", bound=Body, default=Any)
+else:
+    B = TypeVar("B", bound=Body)
 
 
 class Header(Struct, Generic[B], frozen=True, tag="message", forbid_unknown_fields=True):

@@ -5,36 +5,37 @@ names an array holds a reference, and so does a message in an outbox. The last r
 array within the same event, in a live run and in every replay alike.
 """
 
+from msgspec import Struct
+
 from transport.effects import Free
 
 
-class Handles:
+class Handles(Struct, forbid_unknown_fields=True):
     """Reference counts by handle."""
 
-    def __init__(self) -> None:
-        self._holders: dict[str, int] = {}
+    holders: dict[str, int] = {}
 
     def hold(self, handle: str) -> str:
         """Add a reference; returns the handle."""
-        self._holders[handle] = self._holders.get(handle, 0) + 1
+        self.holders[handle] = self.holders.get(handle, 0) + 1
         return handle
 
     def release(self, handle: str) -> list[Free]:
         """Drop a reference; returns the effect that frees the array if it was the last one."""
-        left = self._holders[handle] - 1
+        left = self.holders[handle] - 1
         if left:
-            self._holders[handle] = left
+            self.holders[handle] = left
             return []
-        del self._holders[handle]
+        del self.holders[handle]
         return [Free(handle)]
 
     def names(self) -> set[str]:
         """All handles that are referenced."""
-        return set(self._holders)
+        return set(self.holders)
 
     def held(self) -> dict[str, int]:
         """The count of each handle."""
-        return dict(self._holders)
+        return dict(self.holders)
 
     def __len__(self) -> int:
-        return len(self._holders)
+        return len(self.holders)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec import Struct
+
 from clocks import RunningClock
 from transport.effects import Effect, Transmit
 from transport.events import MessageArrived
@@ -11,17 +13,16 @@ from transport.message import CONTROL, Body, Credit, Lane
 from transport.refcounts import Handles
 
 
-class LinkSender:
+class LinkSender(Struct, forbid_unknown_fields=True):
     """The sending side of an actor's links.
 
-    Args:
+    Attributes:
         clock: the actor's clock, already advanced to the event being handled.
         handles: the actor's reference counts of arrays.
     """
 
-    def __init__(self, clock: RunningClock, handles: Handles) -> None:
-        self._clock = clock
-        self._handles = handles
+    clock: RunningClock
+    handles: Handles
 
     def pump(self, link: Link, lane: Lane) -> list[Effect]:
         """Send what credit allows, and release the payloads of the messages sent."""
@@ -32,7 +33,7 @@ class LinkSender:
         for message in state.outbox.release():
             effects.append(self.number(link, lane, state, message.body, message.payload))
             if message.payload:
-                effects += self._handles.release(message.payload)
+                effects += self.handles.release(message.payload)
         return effects
 
     def give_credit(self, link: Link, lane: Lane, arrived: int = 0) -> list[Effect]:
@@ -57,12 +58,12 @@ class LinkSender:
     ) -> Transmit[Any]:
         """Assign the sequence number and the clock, at the time when a message really leaves."""
         # The first message of a lane carries the whole clock: the peer may be a new incarnation.
-        delta = self._clock.since(state.told, link.incarnation if state.told else "")
-        state.told = self._clock.number
+        delta = self.clock.since(state.told, link.incarnation if state.told else "")
+        state.told = self.clock.number
         seq = state.outgoing.take()
         return Transmit(link.peer, lane, link.session, seq, delta, body, payload)
 
     def out_of_band(self, event: MessageArrived[Any], body: Body) -> list[Effect]:
         """Reply outside any sequence to a message whose session is not current here."""
-        clock = self._clock.wire()
+        clock = self.clock.wire()
         return [Transmit(event.peer, CONTROL, event.session, 0, clock, body)]

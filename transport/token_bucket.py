@@ -1,10 +1,9 @@
 """A rate limit: a token bucket with a burst size and a refill rate."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct
 
 
-@dataclass(slots=True)
-class TokenBucket:
+class TokenBucket(Struct, forbid_unknown_fields=True):
     """A token bucket.
 
     Args:
@@ -30,8 +29,7 @@ class TokenBucket:
         return True
 
 
-@dataclass(slots=True)
-class Allowances:
+class Allowances(Struct, forbid_unknown_fields=True):
     """A token bucket for each actor, full at first.
 
     Args:
@@ -41,7 +39,7 @@ class Allowances:
 
     at_once: float
     per_s: float
-    buckets: dict[str, TokenBucket] = field(default_factory=dict[str, TokenBucket])
+    buckets: dict[str, TokenBucket] = {}
 
     def take(self, who: str, now: float, amount: float = 1.0) -> bool:
         """Take tokens from an actor's bucket if it holds that many; returns whether it did."""

@@ -14,6 +14,7 @@ import msgspec
 from clocks import actor_of
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.timeline import TimelineEvent, sent_at, timeline
+from ddloco.machines.learner.machine import Learner
 from ddloco.replayer.recording import run_folder_of
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.programs.program import is_program
@@ -217,7 +218,8 @@ def first_steps(tapes: Sequence[Tape]) -> dict[str, Begun]:
 
 def _first_step(run: RecordedRun, name: str) -> Begun | None:
     stepper = run.stepper(name)
-    running = getattr(stepper.actor.machine, "_running", None)
+    machine = stepper.actor.machine
+    running = machine.running if isinstance(machine, Learner) else None
     if running is not None:  # It ran where the tape begins.
         return Begun(0, running.since)
     asked = run.first_step(name)

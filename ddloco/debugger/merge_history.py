@@ -17,10 +17,10 @@ from ddloco.job.protocol.messages import Contribution
 from ddloco.job.protocol.status import Numbers
 from ddloco.machines.data_parallel.coordinator import Averager
 from ddloco.machines.syncer.accounts import LATE, mean_tokens
-from ddloco.machines.syncer.global_fragments import Sync
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.pacing import Waiting
 from ddloco.machines.syncer.status import NOT_FRESH
+from ddloco.machines.syncer.syncs import Sync
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Observe
 from replay import Step, Stepper
@@ -214,7 +214,7 @@ class MergeHistory:
         for t, sync in machine.rounds.syncs.items():
             absent = {
                 who: Absence(who, "was not pulled", "")
-                for who in (each.incarnation for each in machine.membership.members.values())
+                for who in (each.incarnation for each in machine.members.values())
                 if who not in sync.pulled
             }
             absent |= {
@@ -229,7 +229,7 @@ class MergeHistory:
                 if name not in there
             }
             arrived = {who: _Arrival(part.said) for who, part in sync.parts.items()}
-            self._open[t] = _Open(sync, "", absent, len(machine.membership.members), arrived)
+            self._open[t] = _Open(sync, "", absent, len(machine.members), arrived)
 
     def _see(self, step: Step) -> Iterator[Merge]:
         machine = self._stepper.actor.machine
@@ -277,8 +277,9 @@ class MergeHistory:
 
     def _launched(self, ref: str, machine: Syncer, sync: Sync) -> _Open:
         """Note a launch: who was not pulled, and why."""
-        membership, rounds = machine.membership, machine.rounds
+        rounds = machine.rounds
         assert rounds is not None, "it has launched a sync"
+        membership = rounds.membership
         p, oldest = sync.fragment, rounds.oldest(sync.fragment)
         absent: dict[str, Absence] = {}
         for member in membership.members.values():

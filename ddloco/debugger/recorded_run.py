@@ -21,17 +21,15 @@ from ddloco.job.protocol.effects import RunStep
 from ddloco.job.protocol.events import Happened, Started, StepFinished
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.status import Numbers
-from ddloco.machines.registry import machine_for
+from ddloco.machines.registry import machine_for, states_for
 from ddloco.replayer.gaps import begins_said, gaps_of, listed
 from ddloco.replayer.recording import job_of, open_recording, permit_of, run_folder_of
 from ddloco.replayer.start_point import choose_start_point
-from ddloco.roles.resume import JobStartPoint, read_job_start_point
-from ddloco.stage.actors.actor import Actor
-from ddloco.stage.actors.state_types import JOB_STATES
+from ddloco.roles.resume import JobStartPoint, plan_of, read_job_start_point
+from ddloco.stage.actors.actor import Actor, new_actor
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.programs.program import is_program
 from replay import Step, Stepper, Tape, TapeError, tape
-from snapshot import freeze, thaw
 
 
 class RecordedRun:
@@ -181,8 +179,8 @@ class RecordedRun:
             found,
             Happened,
             actor,
-            lambda each: freeze(each, JOB_STATES),
-            lambda data: thaw(data, JOB_STATES),
+            Actor.write,
+            states_for(self.job, incarnation).read,
             after=after,
         )
 
@@ -397,10 +395,11 @@ class RecordedRun:
         start = start_point.start(each.incarnation) if start_point is not None else None
         if start is None:
             if not each.header.after:
-                return Actor(each.incarnation, machine_for(self.job, each.incarnation)), 0
+                return new_actor(each.incarnation, machine_for(self.job, each.incarnation)), 0
             said = f"begins after event {each.header.after}, and no snapshot here has that state"
             raise TapeError(each.path, 16, said)
-        return thaw(freeze(start.actor, JOB_STATES), JOB_STATES), start.part.number
+        states = states_for(self.job, each.incarnation)
+        return states.read(start.actor.write()), start.part.number
 
     @cached_property
     def _start_point(self) -> JobStartPoint | None:
@@ -427,7 +426,7 @@ class RecordedRun:
 def _plan_in(start_point: JobStartPoint) -> FragmentPlan | None:
     """How the parameters were cut into fragments when a snapshot was taken."""
     machines = (each.actor.machine for each in start_point.starts.values())
-    plans = (getattr(each, "_plan", None) for each in machines)
+    plans = map(plan_of, machines)
     return next((each for each in plans if each is not None), None)
 
 

@@ -1,12 +1,17 @@
 """The machine that each actor runs, in a live job and in a replay."""
 
+from typing import Any
+
 from clocks import actor_of
 from ddloco.job.config import DATA_PARALLEL, Job
+from ddloco.job.protocol.effects import Asked
+from ddloco.job.protocol.messages import Said
 from ddloco.machines.data_parallel.coordinator import Averager
 from ddloco.machines.data_parallel.replica import Replica
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.stage.actors.actor import Machine
+from ddloco.stage.actors.actor import ActorStates, Machine
+from ddloco.stage.actors.messages import SaidByAll
 
 
 def machine_for(job: Job, incarnation: str) -> Machine:
@@ -20,3 +25,8 @@ def machine_for(job: Job, incarnation: str) -> Machine:
     if job.job.method in DATA_PARALLEL:
         return Averager(job) if syncs else Replica(job)
     return Syncer(job) if syncs else Learner(job)
+
+
+def states_for(job: Job, incarnation: str) -> ActorStates[Any]:
+    """Return what reads the states of an actor; it admits no other machine than the actor's own."""
+    return ActorStates(type(machine_for(job, incarnation)), Said | SaidByAll, Asked)

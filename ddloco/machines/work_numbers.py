@@ -1,10 +1,9 @@
 """The numbers by which a machine and its parts tell apart the work that they ask for."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(slots=True)
-class WorkNumbers:
+class WorkNumbers(Struct, forbid_unknown_fields=True):
     """A counter that a machine shares with its parts, so that no two use one number.
 
     Attributes:

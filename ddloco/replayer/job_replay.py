@@ -19,7 +19,7 @@ from ddloco.replayer.start_point import Permit
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.replayer.what_if import change_of
 from ddloco.roles.resume import OWN_STATE, JobStart, JobStartPoint, read_job_start_point
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.arrays.array_table import Arrays
 from ddloco.stage.driver.resume import place_and_id
 from ddloco.stage.process.code_version import code_version
@@ -129,7 +129,7 @@ class JobTapes:
             replay_executor = JobExecutor(
                 started, job, executor, arrays, history, change, state.report
             )
-            fresh = Actor(each.incarnation, machine_for(job, each.incarnation))
+            fresh = new_actor(each.incarnation, machine_for(job, each.incarnation))
             actor = start.actor if start is not None else fresh
             player = Player(each, Happened, actor, actor.number)
             opened = open_comparison(state, player, actor, replay_executor, start)

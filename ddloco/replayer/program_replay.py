@@ -12,7 +12,7 @@ from clocks import actor_of
 from ddloco.replayer.comparer import changed_facts, difference_of, open_comparison
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.tape_runner import TapeRunner
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import Computed, WorkResult
 from ddloco.stage.arrays.array_table import Arrays
@@ -82,7 +82,7 @@ class ProgramTapes:
             self.warn(difference)
         start = self.start_point.start(incarnation) if self.start_point is not None else None
         arrays = Arrays()
-        actor = Actor(incarnation, role.machine())
+        actor = new_actor(incarnation, role.machine())
         if start is not None:
             start.lay_out(arrays)
             actor = start.actor

@@ -34,7 +34,7 @@ from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.tape_runner import PendingWork, TapeRunner, open_pending
 from ddloco.replayer.what_if import WHAT_IF, fact_of, what_if
 from ddloco.roles.job_program import program_of
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import Actor, new_actor
 from ddloco.stage.actors.effects import Observe
 from ddloco.stage.actors.events import WorkFailed, WorkResult
 from ddloco.stage.driver.door import admit
@@ -214,7 +214,7 @@ class ScheduledRun:
                 job, each, self._folder, history, task=job.job.task, change=self._what_if
             )
             executor, arrays, prepared = await stack.enter_async_context(opened)
-            actor = Actor(name, machine_for(job, name))
+            actor = new_actor(name, machine_for(job, name))
             player = Player(each, Happened, actor)
             self._check_fragments(player, prepared)
             if self._pieces:

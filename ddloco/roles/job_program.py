@@ -28,7 +28,7 @@ from ddloco.roles.resume import (
     refuse_without_learners,
     said_start_point,
 )
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import Actor, new_actor
 from ddloco.stage.actors.effects import Finish, Work
 from ddloco.stage.actors.events import WorkResult
 from ddloco.stage.arrays.array_table import Arrays
@@ -311,7 +311,7 @@ class JobProgram(Runnable):
         start = start_point.start(incarnation) if start_point is not None else None
         if start is None or start_point is None:
             own = _own_state(hosted.own, executor, arrays)
-            fresh = Actor(incarnation, machine_for(job, incarnation))
+            fresh = new_actor(incarnation, machine_for(job, incarnation))
             return fresh, Started(incarnation, prepared.leaves, own, tells=True, copies=True), []
         await start.take_up(executor, arrays)
         start.adopt(job, executor.plan)

@@ -16,8 +16,9 @@ from ddloco.job.job_folder import run_of_place
 from ddloco.job.protocol.effects import RunStep
 from ddloco.job.protocol.events import Kept, OwnState
 from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.machines.data_parallel.coordinator import Averager
 from ddloco.machines.learner.machine import Learner
-from ddloco.machines.registry import machine_for
+from ddloco.machines.registry import states_for
 from ddloco.machines.syncer.global_fragments import WIRE, names
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.stage.actors.actor import Actor
@@ -34,7 +35,6 @@ from ddloco.stage.driver.resume import (
 from ddloco.stage.driver.snapshot_writer import Tensors
 from ddloco.stage.files.faults import SYNCER
 from ddloco.stage.files.run_folder import JOB_FILE
-from ddloco.stage.files.toml import Section
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor, step_finished
 from ddloco.workers.fragment_store import FragmentStore, StoredFragment
@@ -105,16 +105,13 @@ class JobStart(Start):
                     arrays.put(step.out, HostCopy(arrays.lend(self.worker[:size])))
 
     def _check_plan(self, executor: WorkExecutor) -> None:
-        plan = getattr(self.actor.machine, "_plan", None)
+        plan = plan_of(self.actor.machine)
         if plan is not None and plan.digest != executor.plan.digest:
             raise WorkerRequestError(rpc.Failed("task", plan_difference(executor.plan, plan)))
 
     def adopt(self, job: Job, plan: FragmentPlan) -> None:
         """Continue in a run whose job has other settings."""
-        machine: Any = self.actor.machine
         self.actor.links.renew(job.agreement(plan))
-        if isinstance(machine, Syncer) and machine.rounds is not None:
-            machine.rounds.schedule.extend(job.job.last_step)
 
     def keep(self, arrays: Arrays, keep: FragmentStore) -> None:
         """Store the merges of the snapshot, from which a restarted syncer would continue."""
@@ -174,12 +171,11 @@ JobStartPoint = StartPoint[JobStart]
 """A snapshot that a job, or its replay, starts from."""
 
 
-def settings(job: Job) -> dict[type, object]:
-    """A job and its tables by type: objects that a machine refers to and that are not part of its
-    state."""
-    tables = (getattr(job, name) for name in job.__struct_fields__)
-    found = [job, *(each for each in tables if isinstance(each, Section))]
-    return {type(each): each for each in found}
+def plan_of(machine: Any) -> FragmentPlan | None:
+    """The plan of a machine of a job; None before its start."""
+    if isinstance(machine, Syncer):
+        return machine.place.plan if machine.place is not None else None
+    return machine.plan if isinstance(machine, Learner | Averager) else None
 
 
 NAME_CHARS_MAX = 80
@@ -193,7 +189,8 @@ def load_start(job: Job, store: Store, part: Part) -> JobStart:
         SnapshotError: something is missing, damaged, or of another version of this program.
         StorageError: the place cannot be read.
     """
-    start = resume.load_start(store, part, machine_for(job, part.who), settings(job))
+    start = resume.load_start(store, part, states_for(job, part.who))
+    start.actor.machine.job = job
     state, digest = start.blobs.get(("worker", STATE)), start.blobs.get(("worker", LAST))
     last = _trained(store, digest) if digest is not None else None
     if last is not None:

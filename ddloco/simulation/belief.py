@@ -137,16 +137,16 @@ class Belief(InvariantCheck[World, Node]):
         for name in event.accepted:
             self._row[name] = 0
         for name, _ in event.refused:
-            if name not in machine.membership.members:
+            if name not in machine.rounds.membership.members:
                 continue
             self._row[name] += 1
             if self._row[name] < STRIKES:
                 continue
             self._row[name] = 0
             sent = [e.body for e in effects if isinstance(e, Transmit) and e.peer == name]
-            sent += [w.body for w in links._links[name].lanes[BULK].outbox.waiting]
+            sent += [w.body for w in links.links[name].lanes[BULK].outbox.waiting]
             told = {body.fragment for body in sent if isinstance(body, GlobalFragment)}
-            lacks = sorted({*machine._globals.owned} - told)
+            lacks = sorted({*machine.rounds.globals.owned} - told)
             hold(not lacks, OVER, f"{name} was refused {STRIKES} times, and is not sent {lacks}")
 
 

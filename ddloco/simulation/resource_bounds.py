@@ -74,7 +74,8 @@ class Bounds(InvariantCheck[World, Node]):
             newest[actor] = max(newest.get(actor, 0), number_of(name))
         machine: Any = node.actor.machine
         learners, clock = world.job.job.learners, node.actor.clock
-        merged = len(machine.membership.merged)
+        known = machine.rounds if isinstance(machine, Syncer) else machine
+        merged = len(known.membership.merged) if known is not None else 0
         hold(merged <= learners, MEMORY, f"{merged} incarnations of {learners} are remembered")
         if len(clock) > learners + len(world.fragment_memories):
             for name in clock.others():
@@ -142,20 +143,24 @@ def holders(actor: Actor) -> int:
     links: Any = actor.links
     total = len(actor.snapshots.holding()) + sum(
         bool(waiting.payload)
-        for link in links._links.values()
+        for link in links.links.values()
         for lane in link.lanes.values()
         for waiting in lane.outbox.waiting
     )
     if isinstance(actor.machine, Syncer):
-        parts, syncs = machine._globals, machine.rounds.syncs if machine.rounds else {}
-        total += machine._relay.held() + len(machine._shards.finals)
+        training = machine.training
+        if training is None:
+            return total
+        syncs, compress = training.rounds.syncs, machine.job.compress
+        total += training.relay.held() + len(training.shards.finals)
         making = [each for each in syncs.values() if each.work]
-        total += parts.held() + sum(len(machine.rounds.makes(each)) for each in making)
+        total += training.rounds.globals.held()
+        total += sum(len(training.rounds.makes(each, compress)) for each in making)
         return total + sum(
             len(part.handles()) for sync in syncs.values() for part in sync.parts.values()
         )
-    running = machine._running
-    total += machine._recovery.held() + machine._lending.held()
-    total += 2 * len(machine._answers) + len(machine._incoming)
-    total += machine._compression.held() + machine._copies.held()
+    running = machine.running
+    total += machine.recovery.held() + machine.lending.held()
+    total += 2 * len(machine.answers) + len(machine.incoming)
+    total += machine.compression.held() + machine.copies.held()
     return total + (len(running.overwrites) if running is not None else 0)

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clocks import number_of
+from ddloco.job.config import Job
 from ddloco.job.protocol.effects import MergeFragment
 from ddloco.job.protocol.events import FragmentMerged
 from ddloco.job.protocol.messages import Contribution
 from ddloco.machines.learner.machine import Learner
+from ddloco.machines.registry import states_for
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.replayer.invariants.base import Effects, InvariantCheck
 from ddloco.simulation.node import Node
@@ -23,9 +25,8 @@ from ddloco.stage.actors.effects import CommitSnapshot, Observe, Work
 from ddloco.stage.actors.events import WorkResult
 from ddloco.stage.actors.observations import BEGUN, DISCARDED, TAKEN
 from ddloco.stage.actors.snapshot_adapter import CUT, GATHER
-from ddloco.stage.actors.state_types import JOB_STATES
 from ddloco.workers.simulated.snapshot_sink import CapturedPart, SnapshotMemory
-from snapshot import Part, thaw
+from snapshot import Part
 from snapshot.participant import REFUSED, UNDER_WAY_MAX
 from transport import LANES, Event, LaneBroken, MessageArrived, Transmit
 from transport.message import GREETINGS, Bye
@@ -75,14 +76,14 @@ class Seen:
     messages: list[MessageArrived[Any]]
 
 
-def seen(snapshots: SnapshotMemory, part: Part) -> Seen:
+def seen(snapshots: SnapshotMemory, part: Part, job: Job) -> Seen:
     """Read what one participant wrote."""
     parts = [snapshots.parts[name] for name in part.contents]
     state = next(each for each in parts if each.worker is not None)
     flight = next(each for each in parts if each.worker is None)
-    return Seen(
-        part, thaw(state.frozen, JOB_STATES), state, flight, thaw(flight.frozen, JOB_STATES)
-    )
+    states = states_for(job, part.who)
+    actor, messages = states.read(state.frozen), states.read_flight(flight.frozen)
+    return Seen(part, actor, state, flight, messages)
 
 
 def received(role: Node, event: MessageArrived[Any]) -> bool:
@@ -95,7 +96,7 @@ def received(role: Node, event: MessageArrived[Any]) -> bool:
     if type(event.body) in GREETINGS:
         return False
     links: Any = role.actor.links
-    link = links._links.get(event.peer)
+    link = links.links.get(event.peer)
     if link is not None and link.carries(event.lane, event.session, event.body):
         return link.lanes[event.lane].incoming.expected > event.seq
     return role.actor.clock[event.sender] >= event.clock[event.sender]
@@ -153,7 +154,7 @@ class SnapshotContents(InvariantCheck[World, Node]):
             heard.append(node.actor.number)
 
     def _look(self, world: World, commit: CommitSnapshot) -> None:
-        found = {part.who: seen(world.snapshots, part) for part in commit.parts}
+        found = {part.who: seen(world.snapshots, part, world.job) for part in commit.parts}
         for each in found.values():
             right = each.actor.number == each.part.number
             said = f"{commit.snapshot}: {each.part} is of event {each.actor.number}"
@@ -181,7 +182,7 @@ class SnapshotContents(InvariantCheck[World, Node]):
         for event in other.messages:
             if event.sender == sender:
                 recorded.setdefault((event.lane, event.session), []).append(event.seq)
-        peers = [link for link in links._links.values() if link.incarnation == sender]
+        peers = [link for link in links.links.values() if link.incarnation == sender]
         expected: dict[tuple[str, int], list[int]] = {(lane, 0): [] for lane in LANES}
         for link in peers:
             target = receiver if link.peer != sender else names[1]
@@ -198,8 +199,8 @@ class SnapshotContents(InvariantCheck[World, Node]):
         device, batches, _ = each.state.worker
         said = f"{snapshot}: {each.part.who} has drawn {learner.drawn}, its worker {batches}"
         self.hold(batches == learner.drawn, "data-cursor", said)
-        versions = list(learner._versions)
-        for overwrite in learner._running.overwrites if learner._running else ():
+        versions = list(learner.versions)
+        for overwrite in learner.running.overwrites if learner.running else ():
             versions[overwrite.fragment] = overwrite.version
         theirs = [version for version, _ in device]
         said = f"{snapshot}: {each.part.who} holds {versions}, its worker {theirs}"
@@ -223,7 +224,7 @@ class SnapshotContents(InvariantCheck[World, Node]):
         for name, said in coming:
             again = (name, said.fragment, said.base) in spent
             self.hold(not again, "merge-once", f"{snapshot}: {name}'s {said} is merged already")
-        known = syncer.membership.merged
+        known = syncer.rounds.membership.merged if syncer.rounds else {}
         for name, fragment, base in spent:
             forgotten = name in known and known[name][fragment] < base
             what = f"{snapshot}: {who} has forgotten that {base} of {name} is spent"
@@ -313,11 +314,10 @@ class SnapshotEndings(InvariantCheck[World, Node]):
     def _under_way(self, world: World, node: Node) -> None:
         """For each snapshot that an actor knows of, work must be in progress or a timer be set."""
         actor, cutting = node.actor, node.actor.snapshots
-        inside: Any = cutting
-        participant = inside._participant
-        opened, own = participant._cuts._open, participant._own
-        gatherings = participant._gatherings
-        if not (own or opened or gatherings or inside._held or inside._flight or inside._commits):
+        participant = cutting.participant
+        opened, own = participant.cuts.open, participant.own
+        gatherings = participant.gatherings
+        if not (own or opened or gatherings or cutting.held or cutting.flight or cutting.commits):
             return
         me = f"{node.incarnation}:{actor.number}"
         count = len(own.keys() | gatherings.keys())
@@ -332,14 +332,14 @@ class SnapshotEndings(InvariantCheck[World, Node]):
             self.hold(CUT + cut.snapshot in actor.timers, TERMINATES, f"{me} waits for ever")
             flight += [each.handle for said in cut.in_flight.values() for each in said]
         flight = sorted(handle for handle in flight if handle)
-        held = sorted(handle for handle, n in inside._flight.items() for _ in range(n))
+        held = sorted(handle for handle, n in cutting.flight.items() for _ in range(n))
         self.hold(held == flight, TERMINATES, f"{me} holds {held} of what was in flight: {flight}")
-        writing = {snapshot for snapshot, _ in inside._held.values()}
+        writing = {snapshot for snapshot, _ in cutting.held.values()}
         idle = sorted(own.keys() - opened.keys() - writing)
         self.hold(not idle, TERMINATES, f"{me}: nothing will be written of {idle}")
         late = sorted(each for each in gatherings if GATHER + each not in actor.timers)
         self.hold(not late, TERMINATES, f"{me}: no timer is set after {late}")
-        works = {*inside._held, *inside._commits} - self._works[node.incarnation]
+        works = {*cutting.held, *cutting.commits} - self._works[node.incarnation]
         self.hold(not works, TERMINATES, f"{me} waits for work {sorted(works)}, which is over")
 
     def ended(self, world: World) -> None:

@@ -21,7 +21,7 @@ from ddloco.simulation.network import Line
 from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.physics import Check, Physics, WorldObserver
 from ddloco.simulation.topology import Switch
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Finish, Observe, Work
 from ddloco.stage.actors.events import StopRequested, WorkResult
 from ddloco.stage.driver.door import admit
@@ -115,7 +115,7 @@ class World:
         node = Node(
             incarnation=incarnation,
             actor_name=actor,
-            actor=Actor(incarnation, machine_for(self.job, incarnation)),
+            actor=new_actor(incarnation, machine_for(self.job, incarnation)),
             simulated_work=SimulatedWork(
                 self.job,
                 incarnation,

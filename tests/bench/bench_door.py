@@ -50,7 +50,7 @@ from ddloco.job.protocol.fragment_plan import Leaf, wire_layout
 from ddloco.job.protocol.messages import Said
 from ddloco.job.protocol.validation import admission
 from ddloco.machines.registry import machine_for
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.arrays.array_table import Arrays
 from ddloco.stage.driver.driver import Arrived, Driver
 from ddloco.stage.process.log import ActorLog
@@ -186,7 +186,7 @@ def make_driver(
     """A driver as ``host`` makes it, but for its endpoint, its executor and its log."""
     executor: Any = Null()
     return Driver(
-        Actor(incarnation, machine_for(job, incarnation)),
+        new_actor(incarnation, machine_for(job, incarnation)),
         said=Said,
         job_id=job.id,
         actors=job.names(),

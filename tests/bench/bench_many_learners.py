@@ -35,7 +35,7 @@ from ddloco.job.protocol.fragment_plan import wire_layout
 from ddloco.job.protocol.messages import Said
 from ddloco.job.protocol.validation import admission
 from ddloco.machines.registry import machine_for
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.events import WorkFailed
 from ddloco.stage.arrays.array_table import Arrays
 from ddloco.stage.driver.driver import Driver
@@ -222,7 +222,7 @@ def serve_learners(
                 endpoints.append(endpoint)
                 log: Any = Quiet()
                 driver = Driver(
-                    Actor(who, machine_for(job, who)),
+                    new_actor(who, machine_for(job, who)),
                     said=Said,
                     job_id=job.id,
                     actors=job.names(),

@@ -19,7 +19,7 @@ from trio.abc import Instrument
 
 from ddloco.job.protocol.events import Happened
 from ddloco.machines.registry import machine_for
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import new_actor
 from replay import Player, Tape, tape
 from tests.ddloco.stage.driver.test_driver import SYNCER, Cluster
 from tests.transport.memory import Faults, MemoryFabric
@@ -112,7 +112,9 @@ def check_tapes(job):
         recording = Tape(path).scan()
         assert recording.truncated_at is None
         incarnation = path.stem
-        player = Player(recording, Happened, Actor(incarnation, machine_for(job.job, incarnation)))
+        player = Player(
+            recording, Happened, new_actor(incarnation, machine_for(job.job, incarnation))
+        )
         for record, event, outcome in player.moments():
             player.play(record, event, outcome)
         records = list(Tape(path).records())

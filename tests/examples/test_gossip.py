@@ -8,10 +8,9 @@ import pytest
 from ddloco.cli.parser import command_named, parser
 from ddloco.stage import Array
 from ddloco.stage.actors.events import Begun
-from ddloco.stage.actors.state_types import package_of, states_of
 from ddloco.stage.programs.user_actor import Returned
 from examples import gossip
-from snapshot import freeze, thaw
+from snapshot.attributes import machine_from, plain_state
 from tests.reruns import look_at
 
 
@@ -64,9 +63,8 @@ def test_it_replays(played, capsys):
 def test_a_peer_can_be_part_of_a_snapshot():
     """Its state is plain data: it is written and read back, and asks for the same again."""
     peer = gossip.program(peers=2).roles["peer-1"].machine()
-    states = states_of(package_of(peer))
     peer.handle(0.0, Begun("peer-1.1"))
-    again = thaw(freeze(peer, states), states)
+    again = machine_from(type(peer), plain_state(peer))
     done = Returned(1)
     assert again.handle(1.0, done) == peer.handle(1.0, done)
     assert again.theta == peer.theta == Array("call/1")

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from clocks import actor_of
 from ddloco.job.config import Job
 from ddloco.job.protocol.events import Happened, Kept, Recovered, Started, StepFinished
-from ddloco.machines.registry import machine_for
+from ddloco.machines.registry import machine_for, states_for
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.replayer.comparer import open_comparison
@@ -37,18 +37,17 @@ from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.start_point import cut_of, mismatch
 from ddloco.replayer.tape_runner import TapeRunner
-from ddloco.roles.resume import settings, steps_under_way
+from ddloco.roles.resume import steps_under_way
 from ddloco.simulation import fuzz
 from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.requests import Asked, ask, not_too_narrow
 from ddloco.simulation.snapshot_checks import seen
 from ddloco.simulation.tapes import header_of
 from ddloco.simulation.world import World
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
 from ddloco.stage.actors.events import WorkResult
 from ddloco.stage.actors.observations import BEGUN
-from ddloco.stage.actors.state_types import JOB_STATES
 from ddloco.stage.arrays.array_table import Arrays
 from ddloco.stage.driver.resume import Start, StartPoint
 from ddloco.stage.files.run_folder import TAPES, open_folder
@@ -59,7 +58,7 @@ from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import TOKENS, Content, FragmentMemory, SimulatedWork
 from replay import Player, Recorder, Tape, TapeWriter, files_of, open_tapes
-from snapshot import Manifest, Part, thaw
+from snapshot import Manifest, Part
 from transport import Event, MessageArrived
 
 KEPT = 2
@@ -311,7 +310,7 @@ class Again:
         simulated = SimulatedWorkExecutor(self.job, each.header, arrays, memory)
         prepared = await simulated.prepare()
         start = self.start_point.starts.get(each.incarnation)
-        actor = Actor(each.incarnation, machine_for(self.job, each.incarnation))
+        actor = new_actor(each.incarnation, machine_for(self.job, each.incarnation))
         if start is not None:
             start.take_up(simulated._simulated_work, arrays, memory, self.brought)
             actor = start.actor
@@ -327,12 +326,12 @@ class Again:
 
 def start_point_at(world: World, job: Job, commit: CommitSnapshot) -> StartPoint[SimulatedStart]:
     """The cut of a snapshot, by incarnation."""
-    given = settings(job)
 
     def start(part: Part) -> SimulatedStart:
-        found = seen(world.snapshots, part)
+        found = seen(world.snapshots, part, job)
         assert found.state.worker is not None
-        actor = thaw(found.state.frozen, JOB_STATES, given)
+        actor = states_for(job, part.who).read(found.state.frozen)
+        actor.machine.job = job
         steps = steps_under_way(actor)
         results = [StepFinished(each.work, each.step, 0.0, TOKENS, b"") for each in steps]
         return SimulatedStart(part, actor, found.state.contents, found.messages,

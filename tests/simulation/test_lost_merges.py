@@ -114,7 +114,7 @@ def test_a_learner_that_is_further_than_the_job_can_be_is_refused(begin):
     """Once the syncer has merged a fragment itself, no learner can hold a newer one."""
     world, log = begin()
     learner = world.nodes["learner-0"].actor.machine
-    learner._versions[0] += 8
+    learner.versions[0] += 8
     world.run(10_000.0)
     assert [] == log.of("goes on from learners")
     assert any("does not exist yet" in each["reason"] for each in log.of("refused"))

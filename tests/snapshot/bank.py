@@ -221,7 +221,7 @@ class Bank:
                 case Capture(snapshot, peers, until):
                     assert snapshot not in account.cuts, "one cut for each snapshot"
                     assert until > self.now
-                    assert len(account.participant._own) <= UNDER_WAY_MAX
+                    assert len(account.participant.own) <= UNDER_WAY_MAX
                     account.cuts[snapshot] = account.clock.number
                     account.states[snapshot] = account.state()
                     for peer in peers:

@@ -20,8 +20,8 @@ def check(bank):
     for account in bank.accounts.values():
         participant = account.participant
         assert not participant.recording, "the last recording ended"
-        assert {} == participant._own == participant._gatherings
-        assert 0 == len(participant._cuts)
+        assert {} == participant.own == participant.gatherings
+        assert 0 == len(participant.cuts)
 
 
 def check_discard(bank, discard):

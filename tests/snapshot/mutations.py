@@ -68,7 +68,7 @@ def no_marker_is_sent_to_one_peer(patch):
 def what_follows_a_marker_is_recorded(patch):
     patch.setattr(Cuts, "heard", lambda self, channel, message: sum(
         cut.in_flight.setdefault(channel, []).append(message) is None
-        for cut in self._open.values()
+        for cut in self.open.values()
         if channel in cut.awaited or channel in cut.in_flight
     ))  # fmt: skip
 
@@ -76,7 +76,7 @@ def what_follows_a_marker_is_recorded(patch):
 @bug
 def the_first_message_after_the_cut_is_not_recorded(patch):
     def heard(old, self, channel, message):
-        late = [cut for cut in self._open.values() if not getattr(cut.in_flight, "begun", False)]
+        late = [cut for cut in self.open.values() if not getattr(cut.in_flight, "begun", False)]
         for cut in late:
             cut.in_flight = Begun(cut.in_flight)
         return 0 if late else old(self, channel, message)
@@ -93,7 +93,7 @@ class Begun(dict):
 @bug
 def only_the_oldest_cut_records(patch):
     def heard(self, channel, message):
-        for cut in self._open.values():
+        for cut in self.open.values():
             if channel in cut.awaited:
                 cut.in_flight.setdefault(channel, []).append(message)
                 return 1
@@ -105,7 +105,7 @@ def only_the_oldest_cut_records(patch):
 @bug
 def one_lanes_marker_speaks_for_all(patch):
     def marked(old, self, snapshot, channel):
-        cut = self._open.get(snapshot)
+        cut = self.open.get(snapshot)
         for each in list(cut.awaited) if cut else []:
             if each[0] == channel[0]:
                 old(self, snapshot, each)
@@ -115,7 +115,7 @@ def one_lanes_marker_speaks_for_all(patch):
 
 @bug
 def a_second_marker_cuts_again(patch):
-    patch.setattr(Cuts, "new", lambda self, snapshot: snapshot not in self._open)
+    patch.setattr(Cuts, "new", lambda self, snapshot: snapshot not in self.open)
 
 
 @bug
@@ -156,7 +156,7 @@ def a_part_that_failed_is_taken_as_whole(patch):
 @bug
 def parts_are_not_handed_on(patch):
     wrap(patch, Participant, "told", lambda old, self, snapshot, part: (
-        old(self, snapshot, part) if part.who == self.me or snapshot in self._gatherings else []
+        old(self, snapshot, part) if part.who == self.me or snapshot in self.gatherings else []
     ))  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def a_broken_channel_is_waited_for_for_ever(patch):
 @bug
 def markers_that_were_not_waited_for_are_forgotten(patch):
     def give_up(self, snapshot, reason):
-        cut = self._open.get(snapshot)
+        cut = self.open.get(snapshot)
         if cut is not None:
             cut.awaited.clear()
 
@@ -183,7 +183,7 @@ def markers_that_were_not_waited_for_are_forgotten(patch):
 def a_channel_that_broke_before_the_cut_is_forgotten(patch):
     def gone(old, self, peer, reason):
         asks = old(self, peer, reason)
-        self._parted.clear()
+        self.parted.clear()
         return asks
 
     wrap(patch, Participant, "gone", gone)
@@ -204,7 +204,7 @@ def who_is_at_odds_is_ignored(patch):
 @bug
 def only_direct_peers_are_expected(patch):
     wrap(patch, Gathering, "_expect", lambda old, self, part: (
-        old(self, part) if part.who == self._initiator else self._awaited.pop(part.who, None)
+        old(self, part) if part.who == self.initiator else self.awaiting.pop(part.who, None)
     ))  # fmt: skip
 
 
@@ -224,10 +224,10 @@ def the_clocks_are_not_looked_at(patch):
 @bug
 def a_settled_snapshot_is_kept(patch):
     def captured(old, self, snapshot, content):
-        own = self._own.get(snapshot)
+        own = self.own.get(snapshot)
         asks = old(self, snapshot, content)
         if own is not None:
-            self._own[snapshot] = own
+            self.own[snapshot] = own
         return asks
 
     wrap(patch, Participant, "captured", captured)
@@ -235,15 +235,15 @@ def a_settled_snapshot_is_kept(patch):
 
 @bug
 def any_number_is_under_way(patch):
-    patch.setattr(Participant, "_busy", lambda self: len(self._own) > participant.UNDER_WAY_MAX)
+    patch.setattr(Participant, "_busy", lambda self: len(self.own) > participant.UNDER_WAY_MAX)
 
 
 @bug
 def who_was_refused_cuts_at_the_next_marker(patch):
     def pass_on(old, self, at, snapshot, now, towards):
-        before = dict(self._cuts._newest)
+        before = dict(self.cuts.newest)
         asks = old(self, at, snapshot, now, towards)
-        self._cuts._newest = before
+        self.cuts.newest = before
         return asks
 
     wrap(patch, Participant, "_pass_on", pass_on)

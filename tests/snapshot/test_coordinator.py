@@ -3,7 +3,7 @@
 from itertools import permutations
 
 import snapshot.coordinator as gathering_module
-from snapshot.coordinator import Gathering, disagreement
+from snapshot.coordinator import disagreement, new_gathering
 from snapshot.record import Part
 
 
@@ -16,7 +16,7 @@ def gathered(*parts, gone=None):
     """What ``hub`` gathered, the same in every order."""
     outcomes = []
     for order in permutations(parts):
-        gathering = Gathering("hub:1", "hub")
+        gathering = new_gathering("hub:1", "hub")
         for who, reason in (gone or {}).items():
             gathering.gone(who, reason)
         for each in order:
@@ -36,7 +36,7 @@ def outcome(gathering):
 
 def test_every_known_actor_is_awaited():
     """Each part names its peers; an actor that left or is lost is not waited for."""
-    gathering = Gathering("hub:1", "hub")
+    gathering = new_gathering("hub:1", "hub")
     assert ["hub"] == gathering.awaited()
     gathering.add(part("hub", "a", "b"))
     assert ["a", "b"] == gathering.awaited()
@@ -51,7 +51,7 @@ def test_every_known_actor_is_awaited():
 
 def test_a_part_that_comes_after_all_counts():
     """Its channel broke, and was opened again before the end."""
-    gathering = Gathering("hub:1", "hub")
+    gathering = new_gathering("hub:1", "hub")
     gathering.gone("a", "broken")
     gathering.add(part("a", "hub"))
     gathering.add(part("hub", "a"))
@@ -115,11 +115,11 @@ def test_an_actor_is_in_once():
 
 def test_without_the_initiator_there_is_none():
     """At once when it could not write; in the end when nothing was heard of its part."""
-    gathering = Gathering("hub:1", "hub")
+    gathering = new_gathering("hub:1", "hub")
     gathering.add(part("hub", "a", failed="disk full"))
     assert [] == gathering.awaited()
     assert "hub, who began it: disk full" == outcome(gathering)[2]
-    gathering = Gathering("hub:1", "hub")
+    gathering = new_gathering("hub:1", "hub")
     gathering.give_up("silent")
     assert "hub, who began it: silent" == outcome(gathering)[2]
 
@@ -136,7 +136,7 @@ def test_clocks_have_the_last_word():
 
 def test_who_left_without_a_word_is_absent_all_the_same():
     """A reason may be the peer's own words, and empty: it is no key, and ends no actor."""
-    gathering = Gathering("a.1:1", "a.1")
+    gathering = new_gathering("a.1:1", "a.1")
     gathering.add(part("a.1", "b.1"))
     gathering.gone("b.1", "")
     assert [] == gathering.awaited()
@@ -154,7 +154,7 @@ def test_only_who_may_be_at_odds_is_looked_at(monkeypatch):
 
     monkeypatch.setattr(gathering_module, "_problems", look)
     names = [f"n{number}" for number in range(50)]
-    gathering = Gathering("hub:1", "hub")
+    gathering = new_gathering("hub:1", "hub")
     gathering.add(part("hub", *names))
     for each in names:
         gathering.add(part(each, "hub", lost={"hub": "broken"} if each == "n7" else None))
@@ -174,7 +174,7 @@ def test_what_an_absent_part_has_heard_is_no_problem():
 
 def test_a_part_that_was_told_again_expects_only_its_new_peers():
     """The former one's are awaited no longer."""
-    gathering = Gathering("hub:1", "hub")
+    gathering = new_gathering("hub:1", "hub")
     gathering.add(part("hub", "a", "b"))
     gathering.add(part("hub", "a"))
     assert ["a"] == gathering.awaited()

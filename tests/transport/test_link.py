@@ -507,12 +507,12 @@ def test_a_marker_goes_ahead_of_what_waits(pair):
 
 def test_a_marker_is_no_message_that_costs_credit(pair):
     """Neither side counts it."""
-    outbox = pair.hub.links._links[SPOKE].lanes[BULK].outbox
+    outbox = pair.hub.links.links[SPOKE].lanes[BULK].outbox
     for number in range(9):
         pair.ask(pair.hub, Mark(SPOKE, f"hub.1:{number}"))
     pair.settle()
     assert (0, 0) == (outbox.sent, outbox.taken)
-    assert 0 == pair.spoke.links._links[HUB].lanes[BULK].taken
+    assert 0 == pair.spoke.links.links[HUB].lanes[BULK].taken
     assert 18 == pair.spoke.said().count(Marker("hub.1:0")) * 9
 
 
@@ -529,7 +529,7 @@ def test_what_an_open_lane_carries(pair):
     """Messages of the current session; none of a handshake, of another session, or of an unknown
     peer."""
     links = pair.hub.links
-    session = links._links[SPOKE].session
+    session = links.links[SPOKE].session
     event = MessageArrived(SPOKE, BULK, SPOKE, session, 1, {}, Pull(1, 0))
     assert links.carries(event)
     assert SPOKE == links.incarnation(SPOKE)

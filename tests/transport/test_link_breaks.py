@@ -269,7 +269,7 @@ def test_a_side_that_counted_too_far_begins_again(new_pair):
     """That session is unknown, and its number is far from the first: the next dial is accepted."""
     pair = new_pair()
     pair.queues = {key: [] for key in pair.queues}
-    pair.spoke.links._links[HUB].session = 2**40
+    pair.spoke.links.links[HUB].session = 2**40
     for _ in range(2):
         pair.fire(pair.spoke)
         pair.settle()

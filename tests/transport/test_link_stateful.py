@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from clocks import VectorClock
 from ddloco.job.protocol.messages import Pull
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import new_actor
 from transport import (
     LANES,
     CancelTimer,
@@ -79,7 +79,7 @@ class Network(RuleBasedStateMachine):
     @initialize(up=st.sampled_from([True, True, False]))
     def start(self, up):
         self.at = 0.0
-        self.actors = {name: Actor(name, Talker()) for name in (HUB, *SPOKES)}
+        self.actors = {name: new_actor(name, Talker()) for name in (HUB, *SPOKES)}
         self.queues = {route: [] for route in ROUTES}
         self.timers = {name: {} for name in self.actors}
         self.live = {name: set() for name in self.actors}

@@ -304,3 +304,21 @@ class SaveModel(Work, frozen=True):
     def reads(self) -> tuple[str, ...]:
         """See ``Work``."""
         return self.fragments
+
+
+Asked = (
+    Recover
+    | MakeParameters
+    | RunStep
+    | CopyState
+    | EncodePiece
+    | InstallState
+    | EncodeFragment
+    | DecodeFragment
+    | MergeFragment
+    | Differentiate
+    | AverageGradients
+    | Evaluate
+    | SaveModel
+)
+"""The work that the machines of a job request."""

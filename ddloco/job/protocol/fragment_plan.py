@@ -74,6 +74,8 @@ class FragmentPlan(msgspec.Struct, frozen=True, dict=True):
     def _layout(self) -> _Layout:
         if self.interval > INTERVAL_MAX:
             raise ValueError(f"an interval of {self.interval} steps; want at most {INTERVAL_MAX}")
+        if not all(0 <= each < self.interval for each in self.offsets):
+            raise ValueError(f"offsets {self.offsets[:3]}...; want 0 to {self.interval - 1}")
         slices: list[tuple[int, int]] = []
         tensors: list[tuple[int, ...]] = []
         end = 0

@@ -12,9 +12,9 @@ The ``[elastic]`` table holds the seconds that a real elastic job would need for
 time that processes need to start is added to them.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
 from clocks import actor_of, number_of
@@ -36,6 +36,7 @@ from ddloco.machines.syncer.shutdown import SHUTDOWN, JobShutdown
 from ddloco.machines.syncer.standstill import NAMES_MAX, REPEAT_S_MAX, STANDSTILL_S
 from ddloco.machines.syncer.status import member_status
 from ddloco.machines.work_numbers import WorkNumbers
+from ddloco.stage.actors.actor import OwnMachine
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import LeaveRequested, StopRequested, WorkFailed
 from transport import (
@@ -68,61 +69,73 @@ PROBE_S = 2.0
 in about that time, which is short compared with the pause that its loss causes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gradient:
+class Gradient(Struct, frozen=True, forbid_unknown_fields=True):
     """One replica's gradient of the current step."""
 
     said: Contribution
     handle: str
 
 
-class Averager:
+class Averager(OwnMachine):
     """The state machine that coordinates one data-parallel job.
 
-    Args:
+    Attributes:
         job: the resolved job.
+        work: its work numbers.
+        plan: the fragment that holds all parameters; None before the start.
+        membership: the connected replicas.
+        version: the last step that is done.
+        group: replicas of the current step, each with whether it was sent the parameters.
+        parts: the gradients of the current step, by replica.
+        standing: no step is running: before the first, and while replicas are missing.
+        pause_until: the end of a pause, in seconds; None if there is none.
+        averaging: the work number of the average that is being computed; 0 if there is none.
+        shutdown: the shutdown of the job; None before that.
+        stopping: why the job ends; None if it does not.
+        stepped_at: when the last step was done, in seconds.
+        warn_at: when to warn that no step is done, in seconds.
+        averaged_last: the replicas whose gradients are in the newest step.
+        final: the numbers of the job when it began to wind up.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._elastic = job.job.method == "elastic-data-parallel"
-        self._plan: FragmentPlan | None = None
-        self.membership = Membership(1)
-        self._version = 0
-        self._group: dict[str, bool] = {}
-        """Replicas of the current step, each with whether it was sent the parameters."""
-        self._parts: dict[str, Gradient] = {}
-        self._standing = True
-        """Whether no step is running: before the first, and while replicas are missing."""
-        self._pause_until: float | None = None
-        self._averaging = 0
-        self._work = WorkNumbers()
-        self._shutdown: JobShutdown | None = None
-        self._stopping: str | None = None
-        self._stepped_at = 0.0
-        """When the last step was done, in seconds."""
-        self._warn_at: float = STANDSTILL_S
-        self._averaged_last = 0
-        """The replicas whose gradients are in the newest step."""
-        self._final: Numbers | None = None
-        """The numbers of the job when it began to wind up."""
+    job: Job
+    work: WorkNumbers = field(default_factory=WorkNumbers)
+    plan: FragmentPlan | None = None
+    membership: Membership = field(default_factory=lambda: Membership(1))
+    version: int = 0
+    group: dict[str, bool] = {}
+    parts: dict[str, Gradient] = {}
+    standing: bool = True
+    pause_until: float | None = None
+    averaging: int = 0
+    shutdown: JobShutdown | None = None
+    stopping: str | None = None
+    stepped_at: float = 0.0
+    warn_at: float = STANDSTILL_S
+    averaged_last: int = 0
+    final: Numbers | None = None
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the job continues without lost replicas."""
+        return self.job.job.method == "elastic-data-parallel"
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
         effects = self._take(at, event)
-        if self._shutdown is not None:
-            return effects + self._shutdown.leave(len(self.membership.members))
+        if self.shutdown is not None:
+            return effects + self.shutdown.leave(len(self.membership.members))
         return effects + self._advance(at)
 
     def status(self, at: float) -> SyncerStatus:
         """Return the status at ``at`` seconds."""
-        members, versions = self.membership.members.values(), (self._version,)
+        members, versions = self.membership.members.values(), (self.version,)
         return SyncerStatus(
             **asdict(self.numbers(at)),
-            t=self._version,
-            merges=self._version,
-            taking_part=len(self._group),
-            averaged=self._averaged_last,
+            t=self.version,
+            merges=self.version,
+            taking_part=len(self.group),
+            averaged=self.averaged_last,
             versions=versions,
             members=tuple(member_status(at, m, self.membership, versions) for m in members),
             refused=dict(sorted(self.membership.refused.items())),
@@ -131,26 +144,26 @@ class Averager:
     def numbers(self, at: float) -> Numbers:
         """Return the job's numbers; those of its end once it winds up, which costs no goodput."""
         live = len(self.membership.members)
-        if self._final is not None:
-            return replace(self._final, live=live)
-        quorum = 1 if self._elastic else self._job.job.learners
-        counts = {"live": live, "quorum": quorum, "merges": self._version}
+        if self.final is not None:
+            return replace(self.final, live=live)
+        quorum = 1 if self.elastic else self.job.job.learners
+        counts = {"live": live, "quorum": quorum, "merges": self.version}
         return self.membership.accounts.numbers(at, **counts, fragments=1)
 
     def _take(self, at: float, event: Event) -> list[Effect]:
         match event:
             case Started():
-                self._plan = self._job.plan(event.leaves)
+                self.plan = self.job.plan(event.leaves)
                 me = event.incarnation
                 self.membership.newest[actor_of(me)] = number_of(me)
                 if number_of(me) > 1:
                     return [Finish("failed", f"{me}: {LOST}")]
-                made = MakeParameters(self._work.next(), (0,))
+                made = MakeParameters(self.work.next(), (0,))
                 return [Keep("theta/0/0"), Keep("wire/0/0"), made]
             case ParametersMade():
-                assert self._plan is not None
-                listening = Observe("listening", {"fragments": 1, "steps": self._job.job.steps})
-                listen = Listen(self._job.agreement(self._plan))
+                assert self.plan is not None
+                listening = Observe("listening", {"fragments": 1, "steps": self.job.job.steps})
+                listen = Listen(self.job.agreement(self.plan))
                 return [listen, listening, SetTimer(PROBE, at + PROBE_S)]
             case MessageArrived():
                 return self._message(at, event)
@@ -161,23 +174,23 @@ class Averager:
             case PeerLost(peer, reason):
                 return self._lost(at, peer, reason)
             case TimerFired(timer) if timer == RECONFIGURE:
-                self._pause_until = None
+                self.pause_until = None
                 return []
-            case TimerFired(timer) if timer == PROBE and self._shutdown is None:
+            case TimerFired(timer) if timer == PROBE and self.shutdown is None:
                 return self._probe(at)
-            case TimerFired(timer) if timer == SHUTDOWN and self._shutdown is not None:
-                self._shutdown.patient = False
+            case TimerFired(timer) if timer == SHUTDOWN and self.shutdown is not None:
+                self.shutdown.patient = False
                 return []
-            case Evaluated(_, loss, metrics) if self._shutdown is not None:
-                return self._shutdown.result(loss, metrics, self._final)
-            case ModelSaved() if self._shutdown is not None:
-                self._shutdown.saved = True
+            case Evaluated(_, loss, metrics) if self.shutdown is not None:
+                return self.shutdown.result(loss, metrics, self.final)
+            case ModelSaved() if self.shutdown is not None:
+                self.shutdown.saved = True
                 return []
             case WorkFailed():
                 return self._failed(event)
             case StopRequested(reason) | LeaveRequested(reason):
                 # Such a job saves nothing before its end, so a restart could not continue it.
-                self._stopping = self._stopping or reason
+                self.stopping = self.stopping or reason
                 return []
             case _:
                 return []
@@ -188,10 +201,10 @@ class Averager:
         member, effects = self.membership.join(at, peer, incarnation)
         if member is None:
             return effects
-        if self._shutdown is not None:
-            effects.append(self._shutdown.stop(peer))
+        if self.shutdown is not None:
+            effects.append(self.shutdown.stop(peer))
         # A replica that rejoins was lost before, even if its loss was never detected.
-        for former in [each for each in self._group if each not in self.membership.members]:
+        for former in [each for each in self.group if each not in self.membership.members]:
             effects += self._without(at, former)
         fields = {"learner": incarnation, "epoch": self.membership.epoch}
         return [Observe("joined", {**fields, **asdict(self.numbers(at))}), *effects]
@@ -202,37 +215,37 @@ class Averager:
             return []
         fields = {"learner": member.incarnation, "reason": reason}
         effects: list[Effect] = [Observe("lost", {**fields, **asdict(self.numbers(at))})]
-        if self._shutdown is not None:
+        if self.shutdown is not None:
             return effects
         return [*effects, *self._without(at, peer)]
 
     def _without(self, at: float, peer: str) -> list[Effect]:
         """Continue without a lost replica if the job is elastic; otherwise stop stepping."""
-        if self._group.pop(peer, None) is None:
+        if self.group.pop(peer, None) is None:
             return []
-        if not self._elastic or not self._group:
-            self._standing = True  # The gradients of the others stay valid.
+        if not self.elastic or not self.group:
+            self.standing = True  # The gradients of the others stay valid.
             return []
-        return self._pause(at, self._job.elastic.downscale_s, f"{peer} was lost")
+        return self._pause(at, self.job.elastic.downscale_s, f"{peer} was lost")
 
     def _probe(self, at: float) -> list[Effect]:
         """Send a message to every awaited replica; only a send detects that a peer is dead."""
         roster = Roster(self.membership.epoch, {})
-        missing = [peer for peer in self._group if peer not in self._parts]
+        missing = [peer for peer in self.group if peer not in self.parts]
         sends = [Send(peer, CONTROL, roster, key="roster") for peer in missing]
         return [SetTimer(PROBE, at + PROBE_S), *self._standstill(at), *sends]
 
     def _standstill(self, at: float) -> list[Effect]:
         """Warn if no step was done for long, and then at growing intervals."""
-        if at < self._warn_at:
+        if at < self.warn_at:
             return []
-        since_s, t = at - self._stepped_at, self._version
-        self._warn_at = at + min(since_s, REPEAT_S_MAX)
+        since_s, t = at - self.stepped_at, self.version
+        self.warn_at = at + min(since_s, REPEAT_S_MAX)
         members = self.membership.members
-        waits = [peer for peer in members if peer in self._group and peer not in self._parts]
-        if self._standing or not waits:
-            many = f"{len(members)} of {self._job.job.learners} replicas are linked"
-            how = "one is enough" if self._elastic and t else "a step needs all of them"
+        waits = [peer for peer in members if peer in self.group and peer not in self.parts]
+        if self.standing or not waits:
+            many = f"{len(members)} of {self.job.job.learners} replicas are linked"
+            how = "one is enough" if self.elastic and t else "a step needs all of them"
             reason = f"{many}, {how}"
         else:
             reason = f"the gradients of {', '.join(waits[:NAMES_MAX])}"
@@ -242,51 +255,51 @@ class Averager:
     def _pause(self, at: float, seconds: float, reason: str) -> list[Effect]:
         if seconds <= 0:
             return []
-        self._pause_until = max(self._pause_until or 0.0, at + seconds)
+        self.pause_until = max(self.pause_until or 0.0, at + seconds)
         seen = Observe("reconfigures", {"seconds": seconds, "reason": reason})
-        return [SetTimer(RECONFIGURE, self._pause_until), seen]
+        return [SetTimer(RECONFIGURE, self.pause_until), seen]
 
     # Steps.
 
     def _advance(self, at: float) -> list[Effect]:
         """Start a step, average the gradients, or keep waiting for replicas."""
-        if self._averaging or self._pause_until is not None:
+        if self.averaging or self.pause_until is not None:
             return []
-        if self._stopping is not None:
-            return self._wind_up(at, "stopped", self._stopping)
-        if self._standing:
+        if self.stopping is not None:
+            return self._wind_up(at, "stopped", self.stopping)
+        if self.standing:
             return self._begin(at)
         effects = self._send_parameters()
-        if any(peer not in self._parts for peer in self._group):
+        if any(peer not in self.parts for peer in self.group):
             return effects
         return [*effects, *self._average()]
 
     def _begin(self, at: float) -> list[Effect]:
         """Start a step with all connected replicas, if there are enough of them."""
         members = list(self.membership.members)
-        complete = len(members) == self._job.job.learners
-        if not members or not (complete or (self._elastic and self._version > 0)):
+        complete = len(members) == self.job.job.learners
+        if not members or not (complete or (self.elastic and self.version > 0)):
             return []
-        self._standing = False
-        self._group = dict.fromkeys(members, False)
-        gone = [peer for peer in self._parts if peer not in self._group]
-        effects: list[Effect] = [Drop(self._parts.pop(peer).handle) for peer in gone]
-        if self._version > 0:
-            elastic = self._job.elastic
-            seconds = elastic.upscale_s if self._elastic else elastic.restart_s
+        self.standing = False
+        self.group = dict.fromkeys(members, False)
+        gone = [peer for peer in self.parts if peer not in self.group]
+        effects: list[Effect] = [Drop(self.parts.pop(peer).handle) for peer in gone]
+        if self.version > 0:
+            elastic = self.job.elastic
+            seconds = elastic.upscale_s if self.elastic else elastic.restart_s
             effects += self._pause(at, seconds, f"{len(members)} replicas go on")
-        if self._pause_until is not None:
+        if self.pause_until is not None:
             return effects
         return [*effects, *self._send_parameters()]
 
     def _send_parameters(self) -> list[Effect]:
-        unsent = [peer for peer, sent in self._group.items() if not sent]
-        said = GlobalFragment(0, self._version)
-        wire = f"wire/0/{self._version}"
+        unsent = [peer for peer, sent in self.group.items() if not sent]
+        said = GlobalFragment(0, self.version)
+        wire = f"wire/0/{self.version}"
         effects: list[Effect] = []
         for peer in unsent:
-            self._group[peer] = True
-            if peer not in self._parts:
+            self.group[peer] = True
+            if peer not in self.parts:
                 effects.append(Send(peer, BULK, said, wire, key="global/0"))
         return effects
 
@@ -300,58 +313,58 @@ class Averager:
         if not isinstance(said, Contribution) or not event.handle:
             return []
         trained = said.tokens > 0 and said.steps == 1
-        fits = trained and said.base == self._version and said.fragment == 0 and not self._averaging
-        if not fits or event.peer not in self._group or event.peer in self._parts:
+        fits = trained and said.base == self.version and said.fragment == 0 and not self.averaging
+        if not fits or event.peer not in self.group or event.peer in self.parts:
             return self._refuse(member, "it does not answer this step")
-        self._parts[event.peer] = Gradient(said, event.handle)
+        self.parts[event.peer] = Gradient(said, event.handle)
         return [Keep(event.handle)]
 
     def _refuse(self, member: Member, reason: str) -> list[Effect]:
         return [Observe("refused", {"learner": member.incarnation, "reason": reason})]
 
     def _average(self) -> list[Effect]:
-        t = self._version + 1
+        t = self.version + 1
         shares = tuple(
-            Share(peer, part.handle, float(part.said.tokens), self._version)
-            for peer, part in sorted(self._parts.items(), key=lambda each: each[0].encode())
+            Share(peer, part.handle, float(part.said.tokens), self.version)
+            for peer, part in sorted(self.parts.items(), key=lambda each: each[0].encode())
         )
         out = (f"theta/0/{t}", f"wire/0/{t}")
-        work = AverageGradients(self._work.next(), t, f"theta/0/{self._version}", shares, out)
-        self._averaging = work.work
+        work = AverageGradients(self.work.next(), t, f"theta/0/{self.version}", shares, out)
+        self.averaging = work.work
         return [*(Keep(handle) for handle in out), work]
 
     def _averaged(self, at: float, event: FragmentMerged) -> list[Effect]:
-        self._averaging = 0
-        self._stepped_at, self._warn_at = at, at + STANDSTILL_S
-        parts, self._parts = self._parts, {}
+        self.averaging = 0
+        self.stepped_at, self.warn_at = at, at + STANDSTILL_S
+        parts, self.parts = self.parts, {}
         effects: list[Effect] = [Drop(part.handle) for part in parts.values()]
         for learner, reason in event.refused:
-            effects += self.membership.refuse(learner, self._version + 1, 0, reason)
-        old, new = self._version, self._version + 1
-        for peer in self._group:
-            self._group[peer] = False
+            effects += self.membership.refuse(learner, self.version + 1, 0, reason)
+        old, new = self.version, self.version + 1
+        for peer in self.group:
+            self.group[peer] = False
         if not event.accepted:
             return [*effects, Drop(f"theta/0/{new}"), Drop(f"wire/0/{new}")]
-        self._version, self._averaged_last = new, len(event.accepted)
+        self.version, self.averaged_last = new, len(event.accepted)
         self.membership.accounts.merge(0, sum(parts[name].said.tokens for name in event.accepted))
         # Replicas that joined during the step take part from now on. A job that is not elastic
         # starts a step only with all replicas, so none can join during it.
-        self._standing = self._elastic and any(
-            peer not in self._group for peer in self.membership.members
+        self.standing = self.elastic and any(
+            peer not in self.group for peer in self.membership.members
         )
         effects += [Drop(f"theta/0/{old}"), Drop(f"wire/0/{old}"), self._seen(at, event)]
-        if new >= self._job.job.steps:
-            self._stopping = self._stopping or ""
+        if new >= self.job.job.steps:
+            self.stopping = self.stopping or ""
         return effects
 
     def _seen(self, at: float, event: FragmentMerged) -> Observe:
         fields = {
-            "t": self._version,
+            "t": self.version,
             "fragment": 0,
             "learners": list(event.accepted),
             "weights": [round(weight, 6) for weight in event.weights],
             "grace_s": 0.0,
-            "taking_part": len(self._group),
+            "taking_part": len(self.group),
             "averaged": len(event.accepted),
             **asdict(self.numbers(at)),
         }
@@ -361,19 +374,19 @@ class Averager:
 
     def _wind_up(self, at: float, status: Any, reason: str) -> list[Effect]:
         if not reason:
-            status, reason = "done", f"global step {self._version}"
-        evaluating, saving = self._work.next(), self._work.next()
-        self._shutdown = JobShutdown(status, reason, self._version, self._version, evaluating)
-        self._final = self.numbers(at)
-        members, thetas = list(self.membership.members), (f"theta/0/{self._version}",)
-        return self._shutdown.begin(at, members, thetas, saving, None)
+            status, reason = "done", f"global step {self.version}"
+        evaluating, saving = self.work.next(), self.work.next()
+        self.shutdown = JobShutdown(status, reason, self.version, self.version, evaluating)
+        self.final = self.numbers(at)
+        members, thetas = list(self.membership.members), (f"theta/0/{self.version}",)
+        return self.shutdown.begin(at, members, thetas, saving, None)
 
     def _failed(self, event: WorkFailed) -> list[Effect]:
-        shutdown = self._shutdown
+        shutdown = self.shutdown
         if shutdown is not None and event.work == shutdown.evaluating:
             return [
                 Observe("not evaluated", {"reason": event.reason}),
-                *shutdown.result(None, numbers=self._final),
+                *shutdown.result(None, numbers=self.final),
             ]
         status = "bad-input" if event.kind == "task" else "failed"
         farewells = [Hangup(peer, event.reason) for peer in self.membership.members]

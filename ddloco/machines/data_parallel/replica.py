@@ -5,8 +5,9 @@ the next parameters. At every step it therefore waits for the slowest replica; a
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct, field
 
 from ddloco.job.config import Job
 from ddloco.job.protocol.effects import Differentiate
@@ -22,6 +23,7 @@ from ddloco.job.protocol.messages import (
 from ddloco.job.protocol.time_spent import TimeSpent, of_step
 from ddloco.machines.syncer.estimates import Recent
 from ddloco.machines.work_numbers import WorkNumbers
+from ddloco.stage.actors.actor import OwnMachine
 from ddloco.stage.actors.effects import Finish, Observe, Status
 from ddloco.stage.actors.events import LeaveRequested, StopRequested, WorkFailed
 from ddloco.stage.files.faults import SYNCER
@@ -43,8 +45,7 @@ from transport import (
 )
 
 
-@dataclass(slots=True)
-class Computing:
+class Computing(Struct, forbid_unknown_fields=True):
     """A gradient that is being computed, or the parameters for the next one.
 
     Attributes:
@@ -58,32 +59,40 @@ class Computing:
     since: float = 0.0
 
 
-class Replica:
+class Replica(OwnMachine):
     """The state machine of one replica.
 
-    Args:
+    Attributes:
         job: the resolved job.
+        work: its work numbers.
+        step: the last finished step.
+        computing: the gradient that is being computed; None if there is none.
+        next: the parameters for the next gradient; None if there are none.
+        stopping: why it stops; None if it does not.
+        step_s: the duration of its steps.
+        idle_at: since when it has waited for parameters, in seconds; None if it does not wait.
+        trained: the tokens that it has trained on.
+        spent: how it spent its time.
+        last: what its last step brought; None before the first.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._step = 0
-        self._work = WorkNumbers()
-        self._computing: Computing | None = None
-        self._next: Computing | None = None
-        self._stopping: str | None = None
-        self._step_s = Recent()
-        self._idle_at: float | None = None
-        """Since when it has waited for parameters, in seconds."""
-        self._trained = 0
-        self._spent = TimeSpent()
-        self._last: LastStep | None = None
+    job: Job
+    work: WorkNumbers = field(default_factory=WorkNumbers)
+    step: int = 0
+    computing: Computing | None = None
+    next: Computing | None = None
+    stopping: str | None = None
+    step_s: Recent = field(default_factory=Recent)
+    idle_at: float | None = None
+    trained: int = 0
+    spent: TimeSpent = TimeSpent()
+    last: LastStep | None = None
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
         match event:
             case Started():
-                agreement = self._job.agreement(self._job.plan(event.leaves))
+                agreement = self.job.agreement(self.job.plan(event.leaves))
                 waiting = Observe("waiting", {"for": "the parameters", "fragments": 1})
                 return [Dial(SYNCER, agreement), waiting]
             case StepFinished():
@@ -91,11 +100,11 @@ class Replica:
             case MessageArrived():
                 return self._message(at, event)
             case PeerJoined():
-                if self._computing is None and self._idle_at is None:
-                    self._idle_at = at
+                if self.computing is None and self.idle_at is None:
+                    self.idle_at = at
                 return [self._report()]
             case PeerLost(_, reason):
-                return [Observe("syncer lost", {"reason": reason, "step": self._step})]
+                return [Observe("syncer lost", {"reason": reason, "step": self.step})]
             case PeerRefused(peer, reason):
                 return self._finish("bad-input", f"{peer} refuses this learner: {reason}")
             case WorkFailed(_, kind, reason):
@@ -120,41 +129,41 @@ class Replica:
 
     def _receive(self, at: float, version: int, handle: str) -> list[Effect]:
         """Take new parameters; the averager resends a version whose gradient was lost."""
-        computing = self._computing
+        computing = self.computing
         if computing is not None and computing.version == version:
             return []
         effects: list[Effect] = [Keep(handle)]
-        if self._next is not None:
-            effects.append(Drop(self._next.handle))
-        self._next = Computing(version, handle)
+        if self.next is not None:
+            effects.append(Drop(self.next.handle))
+        self.next = Computing(version, handle)
         return effects if computing is not None else effects + self._compute(at)
 
     def _compute(self, at: float) -> list[Effect]:
-        if self._stopping is not None:
-            return self._finish("done", self._stopping)
-        if self._next is None:
+        if self.stopping is not None:
+            return self._finish("done", self.stopping)
+        if self.next is None:
             return []
-        self._computing, self._next = self._next, None
-        self._computing.since = at
-        if self._idle_at is not None:
-            self._spent += TimeSpent(parameters=at - self._idle_at)
-            self._idle_at = None
-        step = self._step + 1
+        self.computing, self.next = self.next, None
+        self.computing.since = at
+        if self.idle_at is not None:
+            self.spent += TimeSpent(parameters=at - self.idle_at)
+            self.idle_at = None
+        step = self.step + 1
         out = f"out/{step}"
-        return [Keep(out), Differentiate(self._work.next(), step, self._computing.handle, out)]
+        return [Keep(out), Differentiate(self.work.next(), step, self.computing.handle, out)]
 
     def _finished(self, at: float, event: StepFinished) -> list[Effect]:
-        computing, self._computing = self._computing, None
+        computing, self.computing = self.computing, None
         assert computing is not None, "a gradient came that was not asked for"
-        self._step = event.step
+        self.step = event.step
         effects: list[Effect] = [Drop(computing.handle)]
         out = f"out/{event.step}"
         if event.step == 1 and not math.isfinite(event.loss):
-            reason = f"task {self._job.job.task}: loss is {event.loss} at the first step"
+            reason = f"task {self.job.job.task}: loss is {event.loss} at the first step"
             return [*effects, Drop(out), *self._finish("bad-input", reason)]
         took_s = at - computing.since
         self._take_account(event, took_s)
-        t, tokens, self._idle_at = computing.version + 1, event.tokens, at
+        t, tokens, self.idle_at = computing.version + 1, event.tokens, at
         said = Contribution(t, 0, computing.version, event.step, 1, tokens)
         effects += [Send(SYNCER, BULK, said, out, key="gradient"), Drop(out), self._report()]
         step_s = round(took_s, 6)
@@ -170,30 +179,30 @@ class Replica:
 
     def _take_account(self, event: StepFinished, took_s: float) -> None:
         apart = event.data_s, event.compiling_s
-        self._spent += of_step(event.step, took_s, *apart, self._step_s.value)
+        self.spent += of_step(event.step, took_s, *apart, self.step_s.value)
         if event.step > 1:  # The first step includes compilation.
-            self._step_s.add(took_s)
-        self._trained += event.tokens
-        self._last = LastStep(event.loss, event.metrics)
+            self.step_s.add(took_s)
+        self.trained += event.tokens
+        self.last = LastStep(event.loss, event.metrics)
 
     def _report(self) -> Effect:
         """What it has done, for the job's numbers; its gradients say of which step they are."""
         said = Progress(
-            step=self._step,
-            step_s=self._step_s.value or 0.0,
-            versions=(self._step,),
+            step=self.step,
+            step_s=self.step_s.value or 0.0,
+            versions=(self.step,),
             steps=(0,),
             tokens=(0,),
-            batches=self._step,
-            last=self._last,
-            trained=self._trained,
-            spent=self._spent,
+            batches=self.step,
+            last=self.last,
+            trained=self.trained,
+            spent=self.spent,
         )
         return Send(SYNCER, CONTROL, said, key="progress")
 
     def _stop(self, reason: str) -> list[Effect]:
-        self._stopping = self._stopping or reason
-        return [] if self._computing is not None else self._finish("done", self._stopping)
+        self.stopping = self.stopping or reason
+        return [] if self.computing is not None else self._finish("done", self.stopping)
 
     def _finish(self, status: Status, reason: str) -> list[Effect]:
         return [Hangup(SYNCER, reason), Finish(status, reason)]

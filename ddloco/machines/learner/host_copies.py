@@ -8,15 +8,15 @@ device.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ddloco.job.protocol.effects import HostFragment
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import Pull
 
 
-@dataclass(slots=True)
-class _Launches:
+class Launches(Struct, forbid_unknown_fields=True):
     """What a learner has seen of a syncer's launches.
 
     Attributes:
@@ -48,92 +48,107 @@ class _Launches:
         return -(-max(launched, 1) * steps // taken)
 
 
-class HostCopies:
-    """The host copies of fragments, and the pulls that wait for one.
+class HostCopies(Struct, forbid_unknown_fields=True):
+    """The host copies of fragments, and the pulls that wait for one; made by ``host_copies``.
 
-    Args:
-        plan: the plan that says which fragment is due at which global step.
-        syncer_of: returns the name of the syncer that pulls a fragment.
+    Attributes:
+        owners: for each fragment, the name of the syncer that pulls it.
+        launches: by syncer, what was seen of its launches.
+        handles: the handles of the copies from the last step boundary, by fragment.
+        waiting: the pulls that wait for a copy, by fragment, with the syncer.
     """
 
-    def __init__(self, plan: FragmentPlan, syncer_of: Callable[[int], str]) -> None:
-        self._plan = plan
-        self._owners: tuple[str, ...] = tuple(syncer_of(p) for p in range(len(plan.fragments)))
-        self._launches: dict[str, _Launches] = {
-            syncer: _Launches() for syncer in sorted(set(self._owners))
-        }
-        self._handles: dict[int, str] = {}
-        self._waiting: dict[int, tuple[str, Pull]] = {}
+    owners: tuple[str, ...]
+    launches: dict[str, Launches]
+    handles: dict[int, str] = {}
+    waiting: dict[int, tuple[str, Pull]] = {}
 
     def see(self, syncer: str, t: int, step: int) -> None:
         """Note that a syncer has launched global step ``t``, seen after ``step`` finished steps."""
-        if syncer in self._launches:
-            self._launches[syncer].see(t, step)
+        if syncer in self.launches:
+            self.launches[syncer].see(t, step)
 
     def of(self, fragment: int) -> str:
         """Return the handle of a fragment's copy from the last step boundary; empty if none."""
-        return self._handles.get(fragment, "")
+        return self.handles.get(fragment, "")
 
     def held(self) -> int:
         """Return the number of references to arrays that this machine holds."""
-        return len(self._handles)
+        return len(self.handles)
 
     def wait(self, syncer: str, pull: Pull) -> None:
         """Have a pull answered at the next step boundary, in place of an older one."""
-        self._waiting[pull.fragment] = syncer, pull
+        self.waiting[pull.fragment] = syncer, pull
 
     def lost(self, syncer: str) -> None:
         """The link to a syncer was lost: its pulls need no answer."""
-        self._waiting = {p: each for p, each in self._waiting.items() if each[0] != syncer}
+        self.waiting = {p: each for p, each in self.waiting.items() if each[0] != syncer}
 
     def answerable(self) -> list[tuple[str, Pull]]:
         """Return the pulls that waited and have a copy now, by fragment; they wait no more."""
-        ready = [p for p in sorted(self._waiting) if p in self._handles]
-        return [self._waiting.pop(p) for p in ready]
+        ready = [p for p in sorted(self.waiting) if p in self.handles]
+        return [self.waiting.pop(p) for p in ready]
 
-    def between_steps(self, step: int, linked: Mapping[str, bool]) -> tuple[HostFragment, ...]:
+    def between_steps(
+        self, step: int, linked: Mapping[str, bool], plan: FragmentPlan
+    ) -> tuple[HostFragment, ...]:
         """Return the copies to be made after ``step`` finished steps, before the next begins.
 
         Args:
             step: the last finished step; 0 before the first.
             linked: for each syncer, whether it is linked. Others cannot pull.
+            plan: the plan that says which fragment is due at which global step.
         """
         wanted: set[int] = set()
         if step:
-            wanted.update(self._waiting)
-            for syncer, launches in self._launches.items():
+            wanted.update(self.waiting)
+            for syncer, launches in self.launches.items():
                 if linked.get(syncer):
-                    wanted.update(self._next_of(syncer, launches, step))
-        self._handles = {p: f"host/{step}/{p}" for p in sorted(wanted)}
-        return tuple(HostFragment(p, handle) for p, handle in self._handles.items())
+                    wanted.update(self._next_of(syncer, launches, step, plan))
+        self.handles = {p: f"host/{step}/{p}" for p in sorted(wanted)}
+        return tuple(HostFragment(p, handle) for p, handle in self.handles.items())
 
     def release(self) -> list[str]:
         """Forget the copies of the last step boundary; returns their handles."""
-        handles, self._handles = list(self._handles.values()), {}
+        handles, self.handles = list(self.handles.values()), {}
         return handles
 
-    def _next_of(self, syncer: str, launches: _Launches, step: int) -> Iterable[int]:
+    def _next_of(
+        self, syncer: str, launches: Launches, step: int, plan: FragmentPlan
+    ) -> Iterable[int]:
         """The fragments that a syncer may pull during the step after ``step``.
 
         A syncer that is slower than its pace so far is expected at the next due fragment, not
         beyond it.
         """
-        first, p = self._next_due(syncer, launches.t)
+        first, p = self._next_due(syncer, launches.t, plan)
         now = min(launches.t + launches.launched_after(step - launches.step), first)
-        last = now + min(launches.launched_after(1), self._plan.interval)
+        last = now + min(launches.launched_after(1), plan.interval)
         t = first
         while t <= last:
             yield p
-            t, p = self._next_due(syncer, t)
+            t, p = self._next_due(syncer, t, plan)
 
-    def _next_due(self, syncer: str, after: int) -> tuple[int, int]:
+    def _next_due(self, syncer: str, after: int, plan: FragmentPlan) -> tuple[int, int]:
         """The next global step after ``after`` at which a fragment of a syncer is due, and which.
 
         Each syncer owns a fragment, which is due once in an interval.
         """
-        plan, t = self._plan, after
-        while True:
+        t = after
+        for _ in plan.fragments:
             t += plan.steps_until_due(t)
             p = plan.fragment_due(t)
-            if p is not None and self._owners[p] == syncer:
+            if p is not None and self.owners[p] == syncer:
                 return t, p
+        raise LookupError(f"{syncer} owns no fragment")
+
+
+def host_copies(plan: FragmentPlan, syncer_of: Callable[[int], str]) -> HostCopies:
+    """Return what a learner knows before the first pull.
+
+    Args:
+        plan: the plan that says which fragment is due at which global step.
+        syncer_of: returns the name of the syncer that pulls a fragment.
+    """
+    owners = tuple(syncer_of(p) for p in range(len(plan.fragments)))
+    return HostCopies(owners, {syncer: Launches() for syncer in sorted(set(owners))})

@@ -7,10 +7,9 @@ After that it never waits: it requests the next ``RunStep`` while handling its o
 """
 
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct, field
 from msgspec.structs import replace
 
 from clocks import number_of
@@ -40,12 +39,13 @@ from ddloco.job.protocol.messages import (
 )
 from ddloco.job.protocol.status import LearnerStatus
 from ddloco.job.protocol.time_spent import TimeSpent, of_step
-from ddloco.machines.learner.compression import Incoming, LearnerCompression
-from ddloco.machines.learner.host_copies import HostCopies
+from ddloco.machines.learner.compression import LearnerCompression
+from ddloco.machines.learner.host_copies import HostCopies, host_copies
 from ddloco.machines.learner.state_donor import LENDING, Lending
 from ddloco.machines.learner.state_recovery import Recovery
 from ddloco.machines.syncer.estimates import Recent
 from ddloco.machines.work_numbers import WorkNumbers
+from ddloco.stage.actors.actor import OwnMachine
 from ddloco.stage.actors.effects import Finish, Observe, Status
 from ddloco.stage.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
 from transport import (
@@ -82,8 +82,7 @@ LEAVE_S_MAX = 1.5
 at most five seconds later, which is before any container engine kills it."""
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(Struct, forbid_unknown_fields=True):
     """A pull that is being answered, with the counters of the host copy that is encoded."""
 
     peer: str
@@ -92,76 +91,93 @@ class Answer:
     out: str
 
 
-@dataclass(slots=True)
-class Running:
+class Running(Struct, forbid_unknown_fields=True):
     """The step that is running: its work number, its start in seconds, and its overwrites."""
 
     work: int
     since: float
-    overwrites: tuple[Overwrite, ...] = field(default=())
+    overwrites: tuple[Overwrite, ...] = ()
 
 
-class Learner:
+class Learner(OwnMachine):
     """The state machine of one learner.
 
-    Args:
+    Attributes:
         job: the resolved job.
+        work: its work numbers.
+        plan: the fragments and when they are due; None before the start.
+        versions: for each fragment, the installed version; -1 before the first.
+        step_at: for each fragment, the step at which that version was installed. Progress since
+            then is a difference, so a step updates no counter per fragment.
+        tokens_at: for each fragment, the token count at which that version was installed.
+        tokens: the tokens that it has trained on.
+        spent: how it spent its time.
+        joined_at: when it was first linked to a syncer, in seconds; from then on its time counts.
+        incoming: the global fragments that will be installed at the next step boundary.
+        compression: what it remembers in order to send and receive compressed differences.
+        answers: pulls that are being answered, by work number.
+        running: the step that is running; None if there is none.
+        step: the last finished step.
+        cursor: the position of its data stream after that.
+        step_s: the duration of its steps.
+        host: the handle of the copy of all parameters, if it copies all of them after each step.
+        copies: the host copies of fragments; None if it copies all parameters instead.
+        linked: the syncers, each with whether it is linked; the first one leads. Empty before the
+            start.
+        stopping: why it stops; None if it does not.
+        leaving: it stops because its process must exit, and will be started again.
+        first: this is the actor's first incarnation, so that no batch of its shard is used.
+        recovery: the state that it receives from a donor.
+        installing: the work number of the installation of that state; 0 if there is none.
+        lending: the state that it gives to others.
+        tells: it reports what its last step brought, and tells its worker the global step.
+        brought: what its last step brought, if it tells.
     """
 
-    _tells: bool = False
-    """Whether it reports what its last step brought, and tells its worker the global step. States
-    of earlier learners do not say so."""
-    _brought: LastStep | None = None
-    """What its last step brought, if it tells."""
-    _copies: HostCopies | None = None
-    """The host copies of fragments; None if it copies all parameters after each step, to ``_host``,
-    as earlier learners did."""
+    job: Job
+    work: WorkNumbers = field(default_factory=WorkNumbers)
+    plan: FragmentPlan | None = None
+    versions: list[int] = []
+    step_at: list[int] = []
+    tokens_at: list[int] = []
+    tokens: int = 0
+    spent: TimeSpent = TimeSpent()
+    joined_at: float | None = None
+    incoming: dict[int, Overwrite] = {}
+    compression: LearnerCompression = field(default_factory=LearnerCompression)
+    answers: dict[int, Answer] = {}
+    running: Running | None = None
+    step: int = 0
+    cursor: bytes = b""
+    step_s: Recent = field(default_factory=Recent)
+    host: str = ""
+    copies: HostCopies | None = None
+    linked: dict[str, bool] = {}
+    stopping: str | None = None
+    leaving: bool = False
+    first: bool = True
+    recovery: Recovery = field(default_factory=Recovery)
+    installing: int = 0
+    lending: Lending = field(default_factory=Lending)
+    tells: bool = False
+    brought: LastStep | None = None
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._plan: FragmentPlan | None = None
-        self._versions: list[int] = []
-        """For each fragment, the installed version; -1 before the first."""
-        self._step_at: list[int] = []
-        self._tokens_at: list[int] = []
-        """For each fragment, the step and the token count at which that version was installed.
-        Progress since then is a difference, so a step updates no counter per fragment."""
-        self._tokens = 0
-        self._spent: TimeSpent = TimeSpent()
-        self._joined_at: float | None = None
-        """When it was first linked to a syncer, in seconds; from then on its time counts."""
-        self._incoming: dict[int, Incoming] = {}
-        self._compression = LearnerCompression(job.compress)
-        self._answers: dict[int, Answer] = {}
-        self._running: Running | None = None
-        self._step = 0
-        self._cursor = b""
-        self._step_s = Recent()
-        self._host = ""
-        self._work = WorkNumbers()
-        self._syncers: tuple[str, ...] = job.syncer_names()
-        self._lead: str = self._syncers[0]
-        self._linked: dict[str, bool] = dict.fromkeys(self._syncers, False)
-        self._stopping: str | None = None
-        self._leaving = False
-        """Whether this learner stops because its process must exit, and will be started again."""
-        self._first = True
-        """Whether this is the actor's first incarnation, so that no batch of its shard is used."""
-        self._recovery = Recovery(self._lead)
-        self._installing = 0
-        self._lending = Lending(self._lead, self._work)
+    @property
+    def lead(self) -> str:
+        """The name of the syncer that leads."""
+        return self.job.syncer_names()[0]
 
     def status(self, at: float) -> LearnerStatus:
         """Return the status at ``at`` seconds."""
-        running = self._running
+        running = self.running
         return LearnerStatus(
-            step=self._step,
-            step_s=self._step_s.value,
+            step=self.step,
+            step_s=self.step_s.value,
             running_s=at - running.since if running is not None else None,
-            versions=tuple(self._versions),
-            incoming={str(p): each.version for p, each in sorted(self._incoming.items())},
-            linked=tuple(name for name, linked in self._linked.items() if linked),
-            stopping=self._stopping or "",
+            versions=tuple(self.versions),
+            incoming={str(p): each.version for p, each in sorted(self.incoming.items())},
+            linked=tuple(name for name, linked in self.linked.items() if linked),
+            stopping=self.stopping or "",
         )
 
     def handle(self, at: float, event: Event) -> list[Effect]:
@@ -182,26 +198,26 @@ class Learner:
             case FragmentDecoded():
                 return self._decoded(at, event)
             case StateCopied():
-                return self._lending.copied(at, event)
+                return self.lending.copied(at, event, self.lead, self.work)
             case PieceEncoded():
-                return self._lending.encoded(event)
+                return self.lending.encoded(event, self.lead)
             case StateInstalled():
                 return self._installed(at, sound=event.sound)
             case PeerJoined(peer):
-                self._linked[peer] = True
-                self._joined_at = at if self._joined_at is None else self._joined_at
+                self.linked[peer] = True
+                self.joined_at = at if self.joined_at is None else self.joined_at
                 report = Send(peer, CONTROL, self._state(), key="progress")
                 return [report, *self._ask_again(at)]
             case TimerFired(timer) if timer == WAITING:
                 again = self._ask_again(at)
                 return [*self._report(), *again] if again else []
             case TimerFired(timer) if timer == LENDING:
-                return self._lending.expire()
+                return self.lending.expire()
             case PeerLost(peer, reason):
-                self._linked[peer] = False
-                if self._copies is not None:
-                    self._copies.lost(peer)
-                seen = {"syncer": peer, "reason": reason, "step": self._step}
+                self.linked[peer] = False
+                if self.copies is not None:
+                    self.copies.lost(peer)
+                seen = {"syncer": peer, "reason": reason, "step": self.step}
                 return [Observe("syncer lost", seen)]
             case PeerRefused(peer, reason, again):
                 status: Status = "left" if again else "bad-input"
@@ -211,28 +227,29 @@ class Learner:
             case StopRequested(reason):
                 return self._stop(reason)
             case LeaveRequested(reason):
-                self._leaving = True
+                self.leaving = True
                 return [*self._stop(reason), SetTimer(LEAVING, at + LEAVE_S_MAX)]
-            case TimerFired(timer) if timer == LEAVING and self._leaving:
+            case TimerFired(timer) if timer == LEAVING and self.leaving:
                 return self._leave()
             case Restored():
-                self._stopping, self._leaving = None, False  # The stop belonged to an earlier run.
+                self.stopping, self.leaving = None, False  # The stop belonged to an earlier run.
                 return []
             case _:
                 return []
 
     def _started(self, event: Started) -> list[Effect]:
-        self._first = number_of(event.incarnation) == 1
-        self._tells = event.tells
-        plan = self._plan = self._job.plan(event.leaves)
+        self.first = number_of(event.incarnation) == 1
+        self.tells = event.tells
+        plan = self.plan = self.job.plan(event.leaves)
         if event.copies:
-            self._copies = HostCopies(plan, self._job.syncer_of)
+            self.copies = host_copies(plan, self.job.syncer_of)
         count = len(plan.fragments)
-        self._versions, self._step_at, self._tokens_at = [-1] * count, [0] * count, [0] * count
-        agreement = self._job.agreement(plan)
+        self.versions, self.step_at, self.tokens_at = [-1] * count, [0] * count, [0] * count
+        agreement, syncers = self.job.agreement(plan), self.job.syncer_names()
+        self.linked = dict.fromkeys(syncers, False)
         return [
-            *(self._recovery.bring(event.state) if event.state else ()),
-            *(Dial(syncer, agreement) for syncer in self._syncers),
+            *(self.recovery.bring(event.state) if event.state else ()),
+            *(Dial(syncer, agreement) for syncer in syncers),
             Observe(
                 "waiting", {"for": "the syncer's parameters", "fragments": len(plan.fragments)}
             ),
@@ -246,11 +263,11 @@ class Learner:
                 return self._answer(event.peer, event.body)
             case Roster(_, floors):
                 return [Retire(floors)]
-            case StateWanted() if event.peer == self._lead:
-                return self._lending.wanted(at, event.body)
-            case Resume() | StatePiece() if event.peer == self._lead and not self._begun:
+            case StateWanted() if event.peer == self.lead:
+                return self.lending.wanted(at, event.body, self.work)
+            case Resume() | StatePiece() if event.peer == self.lead and not self._begun:
                 return self._recover(at, event.body, event.handle)
-            case Stop(_, reason) if event.peer == self._lead:
+            case Stop(_, reason) if event.peer == self.lead:
                 return self._stop(reason)
             case _:
                 return []
@@ -259,22 +276,24 @@ class Learner:
 
     def _receive(self, at: float, peer: str, said: GlobalFragment, handle: str) -> list[Effect]:
         fragment, version = said.fragment, said.version
-        known = fragment < len(self._versions) and self._job.syncer_of(fragment) == peer
+        known = fragment < len(self.versions) and self.job.syncer_of(fragment) == peer
         if not known or not handle:
             return [Observe("refused", {"what": f"global fragment {fragment} of {peer}"})]
-        if self._copies is not None:
-            self._copies.see(peer, version, self._step)
-        waiting = self._incoming.get(fragment)
+        if self.copies is not None:
+            self.copies.see(peer, version, self.step)
+        waiting = self.incoming.get(fragment)
         newest = self._newest(fragment)
-        forgotten = self._compression.settle(said)
-        forgotten += self._compression.forget(fragment) if said.instead else []
+        forgotten = self.compression.settle(said)
+        forgotten += self.compression.forget(fragment) if said.instead else []
         if version < newest or (version == newest and (waiting or not said.instead)):
-            known = self._compression.complete(said, self._versions[fragment], handle)
+            installed, settings = self.versions[fragment], self.job.compress
+            known = self.compression.complete(said, installed, handle, settings)
             return [*forgotten, *known]
         if said.form is UNSET:
-            newer = Incoming(version, handle)
-            return [*forgotten, Keep(handle), *self._take_in(at, fragment, newer)]
-        decode = self._compression.decode(self._work.next(), said, handle, self._last(fragment))
+            newer = Overwrite(fragment, version, handle)
+            return [*forgotten, Keep(handle), *self._take_in(at, newer)]
+        work, last = self.work.next(), self._last(fragment)
+        decode = self.compression.decode(work, said, handle, last, self.job.compress)
         if decode is None:
             reason = f"version {version} is a difference to {said.base}, which is not here"
             seen = {"what": f"global fragment {fragment}", "reason": reason}
@@ -282,82 +301,82 @@ class Learner:
         return [*forgotten, *decode]
 
     def _decoded(self, at: float, event: FragmentDecoded) -> list[Effect]:
-        fragment, made, released = self._compression.decoded(event)
-        if made.version <= self._newest(fragment):
+        made, released = self.compression.decoded(event)
+        if made.version <= self._newest(made.fragment):
             return [*released, Drop(made.handle)]
-        return [*released, *self._take_in(at, fragment, made)]
+        return [*released, *self._take_in(at, made)]
 
-    def _take_in(self, at: float, fragment: int, newer: Incoming) -> list[Effect]:
+    def _take_in(self, at: float, newer: Overwrite) -> list[Effect]:
         """Have a version installed at the next step boundary, in place of one that waits."""
-        waiting = self._incoming.get(fragment)
-        self._incoming[fragment] = newer
+        waiting = self.incoming.get(newer.fragment)
+        self.incoming[newer.fragment] = newer
         dropped: list[Effect] = [] if waiting is None else [Drop(waiting.handle)]
         return [*dropped, *self._begin(at)]
 
-    def _last(self, fragment: int) -> Incoming | None:
+    def _last(self, fragment: int) -> Overwrite | None:
         """The version that waits to be installed, or that the running step installs."""
-        running = self._running.overwrites if self._running is not None else ()
-        installing = (Incoming(o.version, o.handle) for o in running if o.fragment == fragment)
-        return self._incoming.get(fragment) or next(installing, None)
+        running = self.running.overwrites if self.running is not None else ()
+        installing = (each for each in running if each.fragment == fragment)
+        return self.incoming.get(fragment) or next(installing, None)
 
     @property
     def _begun(self) -> bool:
         """Whether the first step, or the installation of a peer's state, has been started."""
-        return self._step > 0 or self._running is not None or self._installing > 0
+        return self.step > 0 or self.running is not None or self.installing > 0
 
     def _begin(self, at: float) -> list[Effect]:
         """Start the first step once all parameters and the position in the data are known."""
-        known = self._first or self._recovery.batches is not None
-        if self._begun or not known or len(self._incoming) < len(self._versions):
+        known = self.first or self.recovery.batches is not None
+        if self._begun or not known or len(self.incoming) < len(self.versions):
             return []
-        return [*self._recovery.drop(), *self._run(at)]
+        return [*self.recovery.drop(), *self._run(at)]
 
     # Recovery of a restarted learner from the state of a donor.
 
     def _recover(self, at: float, said: Resume | StatePiece, handle: str) -> list[Effect]:
-        recovery = self._recovery
+        recovery = self.recovery
         if isinstance(said, Resume):
-            effects = recovery.resume(said)
+            effects = recovery.resume(said, self.lead)
             if not said.donor and not recovery.own:
                 # The syncer sends the global fragments that this report shows to be missing.
                 return [*effects, *self._report(), *self._begin(at)]
-        elif len(said.versions) != len(self._versions) or not all(v >= 0 for v in said.versions):
+        elif len(said.versions) != len(self.versions) or not all(v >= 0 for v in said.versions):
             return [Observe("refused", {"what": f"state of {said.who}, versions {said.versions}"})]
         else:
-            effects = recovery.take(said, handle)
+            effects = recovery.take(said, handle, self.lead)
         if recovery.complete:
-            self._installing = self._work.next()
-            effects.append(InstallState(self._installing, recovery.handles()))
+            self.installing = self.work.next()
+            effects.append(InstallState(self.installing, recovery.handles()))
         return effects
 
     def _installed(self, at: float, *, sound: bool) -> list[Effect]:
         """Start training from the donor's state, with the newer global fragments received since."""
-        recovery, self._installing = self._recovery, 0
+        recovery, self.installing = self.recovery, 0
         if not sound:
-            refused = recovery.refused("it holds NaN or Inf")
+            refused = recovery.refused("it holds NaN or Inf", self.lead)
             return [*refused, *recovery.give_up(), *self._begin(at), *self._ask_again(at)]
         effects: list[Effect] = []
-        for fragment, incoming in list(self._incoming.items()):
+        for fragment, incoming in list(self.incoming.items()):
             held = recovery.versions[fragment]
             if incoming.version <= held:
-                del self._incoming[fragment]
+                del self.incoming[fragment]
                 same = incoming.version == held
                 effects += (
-                    self._compression.install(fragment, held, incoming.handle)
+                    self.compression.install(fragment, held, incoming.handle, self.job.compress)
                     if same
                     else [Drop(incoming.handle)]
                 )
-        self._versions = list(recovery.versions)
+        self.versions = list(recovery.versions)
         effects += [Observe("state taken over", recovery.seen), *recovery.drop(), *self._run(at)]
         return effects + self._report()
 
     def _newest(self, fragment: int) -> int:
         """The newest version that is installed, pending, or installed by the running step."""
-        waiting = self._incoming.get(fragment)
-        known = [self._versions[fragment], waiting.version if waiting else -1]
-        known.append(self._compression.under_way(fragment))
-        if self._running is not None:
-            known += [o.version for o in self._running.overwrites if o.fragment == fragment]
+        waiting = self.incoming.get(fragment)
+        known = [self.versions[fragment], waiting.version if waiting else -1]
+        known.append(self.compression.under_way(fragment))
+        if self.running is not None:
+            known += [o.version for o in self.running.overwrites if o.fragment == fragment]
         return max(known)
 
     def _ask_again(self, at: float) -> list[Effect]:
@@ -368,57 +387,56 @@ class Learner:
 
     def _run(self, at: float) -> list[Effect]:
         """Start the next step with every newer fragment received so far, or stop if asked to."""
-        if self._stopping is not None:
+        if self.stopping is not None:
             return self._leave()
-        overwrites = tuple(
-            Overwrite(fragment, incoming.version, incoming.handle)
-            for fragment, incoming in sorted(self._incoming.items())
-        )
-        self._incoming.clear()
-        if self._step == 0 and self._joined_at is not None:
-            self._spent = TimeSpent(parameters=at - self._joined_at)
-        lent = self._lending.between_steps(self._step, tuple(self._versions))
-        work = self._work.next()
-        self._running = Running(work, at, overwrites)
-        step = self._step + 1
-        copies = self._copies
-        to_copy = copies.between_steps(self._step, self._linked) if copies is not None else ()
+        overwrites = tuple(each for _, each in sorted(self.incoming.items()))
+        self.incoming.clear()
+        if self.step == 0 and self.joined_at is not None:
+            self.spent = TimeSpent(parameters=at - self.joined_at)
+        lent = self.lending.between_steps(self.step, tuple(self.versions), self.work)
+        work = self.work.next()
+        self.running = Running(work, at, overwrites)
+        step = self.step + 1
+        copies, to_copy = self.copies, ()
+        if copies is not None and self.plan is not None:
+            to_copy = copies.between_steps(self.step, self.linked, self.plan)
         out = f"host/{step}" if copies is None else ""
         kept = [Keep(handle) for handle in (out, *(each.handle for each in to_copy)) if handle]
         skip, cursor = 0, b""
         if step == 1:
-            skip, cursor = self._recovery.batches or 0, self._recovery.cursor
-        t = max((*self._versions, *(each.version for each in overwrites))) if self._tells else 0
+            skip, cursor = self.recovery.batches or 0, self.recovery.cursor
+        t = max((*self.versions, *(each.version for each in overwrites))) if self.tells else 0
         run = RunStep(work, step, overwrites, out, skip, cursor, t, to_copy)
         return [*lent, *kept, run, *self._answer_waiting()]
 
     def _step_finished(self, at: float, event: StepFinished) -> list[Effect]:
-        running, self._running = self._running, None
+        running, self.running = self.running, None
         assert running is not None, "a step finished that was not running"
-        assert (event.work, event.step) == (running.work, self._step + 1), "steps are in order"
+        assert (event.work, event.step) == (running.work, self.step + 1), "steps are in order"
         effects: list[Effect] = []
-        self._step, self._cursor = event.step, event.cursor
+        self.step, self.cursor = event.step, event.cursor
         took_s = at - running.since
         apart = event.data_s, event.compiling_s
-        spent = of_step(event.step, took_s, *apart, self._step_s.value)
-        self._spent += spent
+        spent = of_step(event.step, took_s, *apart, self.step_s.value)
+        self.spent += spent
         if event.step > 1:  # The first step includes compilation.
-            self._step_s.add(took_s)
+            self.step_s.add(took_s)
         for overwrite in running.overwrites:
             p = overwrite.fragment
-            self._versions[p] = overwrite.version
-            self._step_at[p], self._tokens_at[p] = event.step - 1, self._tokens
-            effects += self._compression.install(p, overwrite.version, overwrite.handle)
-        self._tokens += event.tokens
-        if self._tells:
-            self._brought = LastStep(event.loss, event.metrics)
+            self.versions[p] = overwrite.version
+            self.step_at[p], self.tokens_at[p] = event.step - 1, self.tokens
+            installed, settings = overwrite.version, self.job.compress
+            effects += self.compression.install(p, installed, overwrite.handle, settings)
+        self.tokens += event.tokens
+        if self.tells:
+            self.brought = LastStep(event.loss, event.metrics)
         effects += self._release_host()
         if event.step == 1 and not math.isfinite(event.loss):
-            reason = f"task {self._job.job.task}: loss is {event.loss} at the first step"
+            reason = f"task {self.job.job.task}: loss is {event.loss} at the first step"
             return [*effects, *self._finish("bad-input", reason)]
         # The worker gets its next step before the last one is reported, so that it never idles.
         effects += self._run(at)
-        if self._stopping is None:
+        if self.stopping is None:
             effects += self._report()
         observed = {"step": event.step, "loss": event.loss, "tokens": event.tokens}
         step_s = round(took_s, 6)
@@ -427,85 +445,88 @@ class Learner:
 
     def _release_host(self) -> list[Effect]:
         """A step is done: release the host copies of the step before."""
-        if self._copies is not None:
-            return [Drop(handle) for handle in self._copies.release()]
-        previous, self._host = self._host, f"host/{self._step}"
+        if self.copies is not None:
+            return [Drop(handle) for handle in self.copies.release()]
+        previous, self.host = self.host, f"host/{self.step}"
         return [Drop(previous)] if previous else []
 
     def _report(self) -> list[Effect]:
         """Send this learner's progress to every connected syncer."""
         said = self._state()
-        linked = (syncer for syncer, there in self._linked.items() if there)
+        linked = (syncer for syncer, there in self.linked.items() if there)
         return [Send(syncer, CONTROL, said, key="progress") for syncer in linked]
 
     def _state(self) -> Progress:
         return Progress(
-            step=self._step,
-            step_s=self._step_s.value or 0.0,
-            versions=tuple(self._versions),
-            steps=tuple([self._step - each for each in self._step_at]),
-            tokens=tuple([self._tokens - each for each in self._tokens_at]),
-            batches=(self._recovery.batches or 0) + self._step,
-            cursor=self._cursor,
-            last=self._brought,
-            trained=self._tokens,
-            spent=self._spent,
+            step=self.step,
+            step_s=self.step_s.value or 0.0,
+            versions=tuple(self.versions),
+            steps=tuple([self.step - each for each in self.step_at]),
+            tokens=tuple([self.tokens - each for each in self.tokens_at]),
+            batches=(self.recovery.batches or 0) + self.step,
+            cursor=self.cursor,
+            last=self.brought,
+            trained=self.tokens,
+            spent=self.spent,
         )
 
     # Pulls are answered from host copies of the last finished step while the next step runs.
 
     def _answer(self, peer: str, pull: Pull) -> list[Effect]:
         p = pull.fragment
-        if p >= len(self._versions) or len(self._answers) >= ANSWERS_MAX:
+        if p >= len(self.versions) or len(self.answers) >= ANSWERS_MAX:
             return [Observe("refused", {"what": f"pull of fragment {pull.fragment}"})]
-        steps = self._step - self._step_at[p]
-        if self._copies is not None:
-            self._copies.see(peer, pull.t, self._step)
-        if self._step == 0 or steps == 0:
+        steps = self.step - self.step_at[p]
+        if self.copies is not None:
+            self.copies.see(peer, pull.t, self.step)
+        if self.step == 0 or steps == 0:
             return []  # Nothing trained yet; the syncer's deadline passes without this learner.
         source = self._host_copy(peer, pull)
         if not source:
             return []
-        work = self._work.next()
+        work = self.work.next()
         out = f"out/{work}"
         body = Contribution(
             t=pull.t,
             fragment=pull.fragment,
-            base=self._versions[p],
-            step=self._step,
+            base=self.versions[p],
+            step=self.step,
             steps=steps,
-            tokens=self._tokens - self._tokens_at[p],
+            tokens=self.tokens - self.tokens_at[p],
         )
         encode, needed = EncodeFragment(work, p, source, out), []
         compressed = None
         if pull.whole is UNSET:
-            compressed = self._compression.encode(work, body, source, out)
+            settings = self.job.compress
+            compressed = self.compression.encode(
+                work, body, source=source, out=out, settings=settings
+            )
         if compressed is not None:
             encode, needed = compressed
-            body = replace(body, form=self._job.compress.up)
-        self._answers[work] = Answer(peer, body, source, out)
+            body = replace(body, form=self.job.compress.up)
+        self.answers[work] = Answer(peer, body, source, out)
         return [Keep(source), Keep(out), *needed, encode]
 
     def _host_copy(self, peer: str, pull: Pull) -> str:
         """The handle of the host copy that answers a pull; empty if the pull must wait for one."""
-        if self._copies is None:
-            return self._host
-        handle = self._copies.of(pull.fragment)
+        if self.copies is None:
+            return self.host
+        handle = self.copies.of(pull.fragment)
         if not handle:
-            self._copies.wait(peer, pull)
+            self.copies.wait(peer, pull)
         return handle
 
     def _answer_waiting(self) -> list[Effect]:
         """Answer the pulls that came when their fragments had no host copy."""
-        waiting = self._copies.answerable() if self._copies is not None else []
+        waiting = self.copies.answerable() if self.copies is not None else []
         return [effect for peer, pull in waiting for effect in self._answer(peer, pull)]
 
     def _encoded(self, event: FragmentEncoded) -> list[Effect]:
-        answer = self._answers.pop(event.work)
+        answer = self.answers.pop(event.work)
         key = f"contribution/{answer.body.fragment}"
         send = Send(answer.peer, BULK, answer.body, answer.out, key)
         released = [Drop(answer.source), Drop(answer.out)]
-        return [send, *released, *self._compression.encoded(event.work)]
+        return [send, *released, *self.compression.encoded(event.work)]
 
     @property
     def drawn(self) -> int:
@@ -514,26 +535,27 @@ class Learner:
         The first step skips the batches of earlier incarnations, so they count from then on.
         """
         steps, _ = self.stands
-        return (self._recovery.batches or 0) + steps if steps else 0
+        return (self.recovery.batches or 0) + steps if steps else 0
 
     @property
     def stands(self) -> tuple[int, tuple[int, ...]]:
         """The step count, and the version of each fragment, once the running step is done."""
-        running = self._running
+        running = self.running
         new = {each.fragment: each.version for each in running.overwrites} if running else {}
-        held = (new.get(fragment, version) for fragment, version in enumerate(self._versions))
-        return self._step + (running is not None), tuple(held)
+        held = (new.get(fragment, version) for fragment, version in enumerate(self.versions))
+        return self.step + (running is not None), tuple(held)
 
     # Stopping.
 
     def _stop(self, reason: str) -> list[Effect]:
-        self._stopping = self._stopping or reason
-        return [] if self._running is not None else self._leave()
+        self.stopping = self.stopping or reason
+        return [] if self.running is not None else self._leave()
 
     def _leave(self) -> list[Effect]:
-        status: Status = "left" if self._leaving else "done"
-        return self._finish(status, self._stopping or "done")
+        status: Status = "left" if self.leaving else "done"
+        return self._finish(status, self.stopping or "done")
 
     def _finish(self, status: Status, reason: str) -> list[Effect]:
-        self._linked = dict.fromkeys(self._syncers, False)
-        return [*(Hangup(syncer, reason) for syncer in self._syncers), Finish(status, reason)]
+        syncers = self.job.syncer_names()
+        self.linked = dict.fromkeys(syncers, False)
+        return [*(Hangup(syncer, reason) for syncer in syncers), Finish(status, reason)]

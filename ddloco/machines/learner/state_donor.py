@@ -4,7 +4,7 @@ This machine is part of the learner machine. The parameters and the optimizer st
 memory between two steps; the copy is split into pieces and digested while later steps run.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ddloco.job.protocol.effects import CopyState, EncodePiece
 from ddloco.job.protocol.events import PieceEncoded, StateCopied
@@ -20,8 +20,7 @@ ASKED_MAX = 64
 """Requests that wait for a copy or are being answered. A syncer assigns few peers to a donor."""
 
 
-@dataclass(slots=True)
-class Copy:
+class Copy(Struct, forbid_unknown_fields=True):
     """A copy of this learner's state after step ``step``; ``pieces`` is 0 until it is made."""
 
     step: int
@@ -31,87 +30,88 @@ class Copy:
     made: bool = False
 
 
-class Lending:
+class Lending(Struct, forbid_unknown_fields=True):
     """The copy of this learner's state and the requests for its pieces.
 
-    Args:
-        lead: the syncer that relays the pieces to the restarted learner.
-        work: the machine's work numbers.
+    Attributes:
+        copy: the copy; None if there is none.
+        asked: requests that wait for the copy.
+        cutting: by work number, a piece that is encoded: the message, the handle of the copy and
+            that of the piece.
     """
 
-    def __init__(self, lead: str, work: WorkNumbers) -> None:
-        self._lead = lead
-        self._work = work
-        self._copy: Copy | None = None
-        self._asked: list[StateWanted] = []
-        self._cutting: dict[int, tuple[StatePiece, str, str]] = {}
+    copy: Copy | None = None
+    asked: list[StateWanted] = []
+    cutting: dict[int, tuple[StatePiece, str, str]] = {}
 
     def held(self) -> int:
         """Return the number of references to arrays that this machine holds."""
-        return (self._copy is not None) + 2 * len(self._cutting)
+        return (self.copy is not None) + 2 * len(self.cutting)
 
-    def wanted(self, at: float, said: StateWanted) -> list[Effect]:
+    def wanted(self, at: float, said: StateWanted, work: WorkNumbers) -> list[Effect]:
         """Handle a request for a piece; the first one causes a copy at the next step boundary."""
-        if len(self._asked) + len(self._cutting) >= ASKED_MAX:
+        if len(self.asked) + len(self.cutting) >= ASKED_MAX:
             return []
-        self._asked.append(said)
-        return self._answer(at)
+        self.asked.append(said)
+        return self._answer(at, work)
 
-    def between_steps(self, step: int, versions: tuple[int, ...]) -> list[Effect]:
+    def between_steps(
+        self, step: int, versions: tuple[int, ...], work: WorkNumbers
+    ) -> list[Effect]:
         """Copy the state if a copy is wanted and none exists; called while no step is running.
 
         Args:
             step: the last finished step.
             versions: the installed version of each fragment.
+            work: the machine's work numbers.
         """
-        if not self._asked or self._copy is not None or step == 0:
+        if not self.asked or self.copy is not None or step == 0:
             return []  # Before the first step this learner has no state to give.
-        work = self._work.next()
-        self._copy = Copy(step, versions, f"state/{step}")
-        copy = CopyState(work, self._copy.handle)
+        self.copy = Copy(step, versions, f"state/{step}")
+        copy = CopyState(work.next(), self.copy.handle)
         return [Keep(copy.out), copy]
 
-    def copied(self, at: float, event: StateCopied) -> list[Effect]:
-        """Handle the finished copy: answer the pending requests."""
-        copy = self._copy
+    def copied(self, at: float, event: StateCopied, lead: str, work: WorkNumbers) -> list[Effect]:
+        """Handle the finished copy: answer the pending requests, by way of the syncer ``lead``."""
+        copy = self.copy
         assert copy is not None, "a copy was asked for"
         copy.pieces, copy.made = event.pieces, True
         if event.pieces:
-            return self._answer(at)
+            return self._answer(at, work)
         # This task's optimizer state cannot be copied. Without a refusal the peers would wait.
         refusals: list[Effect] = [
-            Send(self._lead, CONTROL, StatePiece(each.who, copy.step, 0, 0, copy.versions))
-            for each in self._asked
+            Send(lead, CONTROL, StatePiece(each.who, copy.step, 0, 0, copy.versions))
+            for each in self.asked
         ]
-        self._asked.clear()
+        self.asked.clear()
         return [*refusals, *self.expire()]
 
-    def _answer(self, at: float) -> list[Effect]:
-        copy = self._copy
+    def _answer(self, at: float, work: WorkNumbers) -> list[Effect]:
+        copy = self.copy
         if copy is None or not copy.pieces:
             return []
         effects: list[Effect] = [SetTimer(LENDING, at + LENDING_S)]
-        for said in self._asked:
+        for said in self.asked:
             # A request may refer to an older copy; the new one is then sent from its first piece.
             piece = said.piece if said.piece < copy.pieces else 0
-            work = self._work.next()
-            out = f"piece/{work}"
+            number = work.next()
+            out = f"piece/{number}"
             body = StatePiece(said.who, copy.step, piece, copy.pieces, copy.versions)
-            self._cutting[work] = (body, copy.handle, out)
-            effects += [Keep(copy.handle), Keep(out), EncodePiece(work, piece, copy.handle, out)]
-        self._asked.clear()
+            self.cutting[number] = (body, copy.handle, out)
+            effects += [Keep(copy.handle), Keep(out), EncodePiece(number, piece, copy.handle, out)]
+        self.asked.clear()
         return effects
 
-    def encoded(self, event: PieceEncoded) -> list[Effect]:
-        """Send a piece that has been encoded."""
-        body, source, out = self._cutting.pop(event.work)
+    def encoded(self, event: PieceEncoded, lead: str) -> list[Effect]:
+        """Send a piece that has been encoded, by way of the syncer ``lead``."""
+        body, source, out = self.cutting.pop(event.work)
         key = f"state/{body.who}/{body.piece}"
-        return [Send(self._lead, BULK, body, out, key), Drop(source), Drop(out)]
+        return [Send(lead, BULK, body, out, key), Drop(source), Drop(out)]
 
     def expire(self) -> list[Effect]:
         """Release the copy; does nothing without a copy or while it is still being made."""
-        copy = self._copy
+        copy = self.copy
         if copy is None or not copy.made:
             return []
-        self._copy = None
+        self.copy = None
         return [Drop(copy.handle), CancelTimer(LENDING)]

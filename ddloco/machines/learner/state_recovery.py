@@ -8,6 +8,8 @@ recovery.
 
 from typing import Any
 
+from msgspec import Struct
+
 from ddloco.job.protocol.events import OwnState
 from ddloco.job.protocol.messages import Resume, StatePiece, StateRefused, StateWanted
 from transport import CONTROL, Drop, Effect, Keep, Send
@@ -19,11 +21,8 @@ PIECES_MAX = 65_536
 """Pieces of one copy, enough for a terabyte; more is abuse."""
 
 
-class Recovery:
+class Recovery(Struct, forbid_unknown_fields=True):
     """The state that a restarted learner has received so far.
-
-    Args:
-        lead: the syncer that names donors and relays pieces.
 
     Attributes:
         batches: batches of the shard that earlier incarnations consumed; None while unknown.
@@ -32,50 +31,51 @@ class Recovery:
         own: the snapshot that this learner's own state was loaded from; empty without one.
         copy: the donor's step at which the state was copied; 0 before the first piece.
         versions: for each fragment, the version that was installed at the donor at that step.
+        count: how many pieces the copy has; 0 before the first.
+        pieces: the handles of the pieces that were received.
+        asked: the pieces that were requested and have not been received.
     """
 
-    def __init__(self, lead: str) -> None:
-        self._lead = lead
-        self.batches: int | None = None
-        self.cursor = b""
-        self.donor = ""
-        self.own = ""
-        self.copy = 0
-        self.versions: tuple[int, ...] = ()
-        self._count = 0
-        self._pieces: dict[int, str] = {}
-        self._asked: set[int] = set()
+    batches: int | None = None
+    cursor: bytes = b""
+    donor: str = ""
+    own: str = ""
+    copy: int = 0
+    versions: tuple[int, ...] = ()
+    count: int = 0
+    pieces: dict[int, str] = {}
+    asked: dict[int, None] = {}
 
     @property
     def complete(self) -> bool:
         """Whether every piece has been received."""
-        return 0 < self._count == len(self._pieces)
+        return 0 < self.count == len(self.pieces)
 
     @property
     def seen(self) -> dict[str, Any]:
         """The fields that the log shows for an installed state."""
         return {"from": self.own or self.donor, "copy": self.copy, "batches": self.batches}
 
-    def refused(self, reason: str) -> list[Effect]:
-        """Report to the syncer that the donor's state is unusable; empty for the own snapshot."""
+    def refused(self, reason: str, lead: str) -> list[Effect]:
+        """Report to the lead that the donor's state is unusable; empty for the own snapshot."""
         said = StateRefused(self.donor, reason)
-        return [Send(self._lead, CONTROL, said)] if self.donor else []
+        return [Send(lead, CONTROL, said)] if self.donor else []
 
     def held(self) -> int:
         """Return the number of references to arrays that this machine holds."""
-        return len(self._pieces)
+        return len(self.pieces)
 
     def handles(self) -> tuple[str, ...]:
         """Return the handles of the pieces, in the order of the pieces."""
-        return tuple(handle for _, handle in sorted(self._pieces.items()))
+        return tuple(handle for _, handle in sorted(self.pieces.items()))
 
     def bring(self, state: OwnState) -> list[Effect]:
         """Take this learner's own state from a snapshot; no donor is asked."""
         self.own, self.copy, self.versions = state.snapshot, state.copy, state.versions
-        self._count, self._pieces = 1, {0: state.handle}
+        self.count, self.pieces = 1, {0: state.handle}
         return [Keep(state.handle)]
 
-    def resume(self, said: Resume) -> list[Effect]:
+    def resume(self, said: Resume, lead: str) -> list[Effect]:
         """Take the position in the data and the donor that the syncer names; request pieces."""
         self.batches, self.cursor = said.batches, said.cursor
         if self.own:
@@ -84,10 +84,10 @@ class Recovery:
         if said.donor != self.donor:
             effects += self.drop()
             self.donor = said.donor
-        self._asked.clear()  # Requests on a lost link may be lost with it.
-        return effects + self._ask()
+        self.asked.clear()  # Requests on a lost link may be lost with it.
+        return effects + self._ask(lead)
 
-    def take(self, said: StatePiece, handle: str) -> list[Effect]:
+    def take(self, said: StatePiece, handle: str, lead: str) -> list[Effect]:
         """Keep a received piece and request the next one.
 
         Pieces of another donor, without an array, or of more than ``PIECES_MAX`` are ignored.
@@ -95,21 +95,21 @@ class Recovery:
         if said.who != self.donor or not handle or said.pieces > PIECES_MAX:
             return []
         effects: list[Effect] = []
-        if (said.copy, said.pieces) != (self.copy, self._count):
+        if (said.copy, said.pieces) != (self.copy, self.count):
             effects += self.drop()  # Pieces of two copies cannot be combined.
-            self.copy, self._count, self.versions = said.copy, said.pieces, said.versions
-        self._asked.discard(said.piece)
-        if said.piece not in self._pieces and said.piece < self._count:
-            self._pieces[said.piece] = handle
+            self.copy, self.count, self.versions = said.copy, said.pieces, said.versions
+        self.asked.pop(said.piece, None)
+        if said.piece not in self.pieces and said.piece < self.count:
+            self.pieces[said.piece] = handle
             effects.append(Keep(handle))
-        return effects + self._ask()
+        return effects + self._ask(lead)
 
     def drop(self) -> list[Effect]:
         """Release every piece, because they are installed or unusable."""
         effects: list[Effect] = [Drop(handle) for handle in self.handles()]
-        self._pieces.clear()
-        self._asked.clear()
-        self.copy = self._count = 0
+        self.pieces.clear()
+        self.asked.clear()
+        self.copy = self.count = 0
         return effects
 
     def give_up(self) -> list[Effect]:
@@ -117,17 +117,17 @@ class Recovery:
         self.donor = self.own = ""
         return self.drop()
 
-    def _ask(self) -> list[Effect]:
+    def _ask(self, lead: str) -> list[Effect]:
         """Request the first missing pieces; before the copy is known, its first piece."""
         if not self.donor:
             return []
         effects: list[Effect] = []
-        missing = (n for n in range(max(self._count, 1)) if n not in self._pieces)
+        missing = (n for n in range(max(self.count, 1)) if n not in self.pieces)
         for piece in missing:
-            if len(self._asked) >= WINDOW_PIECES:
+            if len(self.asked) >= WINDOW_PIECES:
                 break
-            if piece not in self._asked:
-                self._asked.add(piece)
+            if piece not in self.asked:
+                self.asked[piece] = None
                 wanted = StateWanted(self.donor, self.copy, piece)
-                effects.append(Send(self._lead, CONTROL, wanted))
+                effects.append(Send(lead, CONTROL, wanted))
         return effects

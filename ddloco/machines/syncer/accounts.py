@@ -4,9 +4,7 @@ They are counted here and nowhere else. The log, the live display, trackers, ``s
 ``status --at``, the report and the simulator show what this says.
 """
 
-from dataclasses import dataclass, field
-
-from msgspec import Struct
+from msgspec import Struct, field
 
 from clocks import actor_of
 from ddloco.job.protocol.messages import Progress
@@ -44,8 +42,7 @@ class Totals(Struct, frozen=True):
         return Totals(steps, tokens, self.spent - other.spent)
 
 
-@dataclass(slots=True)
-class Accounts:
+class Accounts(Struct, forbid_unknown_fields=True):
     """Counts what learners report and what becomes of it, since this syncer started.
 
     Attributes:
@@ -60,11 +57,11 @@ class Accounts:
         restarted: whether an earlier incarnation of this syncer has counted, which is not in here.
     """
 
-    joined: dict[str, float] = field(default_factory=dict[str, float])
-    first: dict[str, Totals] = field(default_factory=dict[str, Totals])
-    newest: dict[str, Totals] = field(default_factory=dict[str, Totals])
+    joined: dict[str, float] = {}
+    first: dict[str, Totals] = {}
+    newest: dict[str, Totals] = {}
     former: Totals = field(default_factory=Totals)
-    merged: dict[int, int] = field(default_factory=dict[int, int])
+    merged: dict[int, int] = {}
     refused: int = 0
     late: int = 0
     restarted: bool = False

@@ -1,13 +1,12 @@
 """Running estimates of durations, used by the grace window and the timeouts."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct
 
 SAMPLES = 8
 """Samples that an estimate is taken from. Half of them must be slow before the estimate is."""
 
 
-@dataclass(slots=True)
-class Recent:
+class Recent(Struct, forbid_unknown_fields=True):
     """The lower median of the newest samples, in seconds; None before the first.
 
     A step that waits for a late batch, compiles again, or is measured across the suspension of its
@@ -15,12 +14,12 @@ class Recent:
     """
 
     value: float | None = None
-    _newest: list[float] = field(default_factory=list[float])
+    newest: list[float] = []
 
     def add(self, sample: float) -> None:
         """Add one sample, in seconds."""
-        self._newest = [*self._newest[1 - SAMPLES :], sample]
-        self.value = sorted(self._newest)[(len(self._newest) - 1) // 2]
+        self.newest = [*self.newest[1 - SAMPLES :], sample]
+        self.value = sorted(self.newest)[(len(self.newest) - 1) // 2]
 
 
 def grace_window(

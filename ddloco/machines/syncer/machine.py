@@ -9,8 +9,10 @@ A job may have several syncers, called *shards*; each owns some of the fragments
 leads: it ends the job, and evaluates and saves the model. See ``shards``.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
 from clocks import actor_of, number_of
@@ -35,11 +37,11 @@ from ddloco.job.protocol.messages import (
     Stop,
 )
 from ddloco.job.protocol.status import Numbers, SyncerStatus
-from ddloco.machines.syncer.global_fragments import Globals
+from ddloco.machines.syncer.global_fragments import initial_globals
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
-from ddloco.machines.syncer.rounds import FRUITLESS_MAX, Rounds
-from ddloco.machines.syncer.schedule import Schedule
+from ddloco.machines.syncer.outlier_history import OutlierHistory, Usual
+from ddloco.machines.syncer.rounds import FRUITLESS_MAX, Rounds, Shared
 from ddloco.machines.syncer.shards import REPORT, REPORT_S, SHARDS, SHARDS_S, Shards, owned_by
 from ddloco.machines.syncer.shutdown import LATE_S, SHUTDOWN, JobShutdown
 from ddloco.machines.syncer.snapshot_policy import SNAPSHOT, SnapshotPolicy
@@ -47,6 +49,7 @@ from ddloco.machines.syncer.standstill import STANDSTILL, Standstill
 from ddloco.machines.syncer.state_relay import RELAY, Relay
 from ddloco.machines.syncer.status import status_of
 from ddloco.machines.work_numbers import WorkNumbers
+from ddloco.stage.actors.actor import OwnMachine
 from ddloco.stage.actors.effects import Finish, Observe, Status
 from ddloco.stage.actors.events import (
     LeaveRequested,
@@ -82,42 +85,104 @@ FRAGMENTS_NAMED_MAX = 8
 """Fragments that are named in one line of text."""
 
 
-class Syncer:
-    """The state machine of one syncer.
+class Place(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a syncer knows from its start on.
 
-    Args:
-        job: the resolved job.
+    Attributes:
+        incarnation: its name with its incarnation number.
+        lead: the name of the syncer that leads, which may be this one.
+        plan: which fragment is due at which global step.
     """
 
-    _was_done = False
-    """Whether an earlier incarnation has ended the job as done, with the whole model saved. States
-    of syncers for which this is not so do not contain it."""
+    incarnation: str
+    lead: str
+    plan: FragmentPlan
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._plan: FragmentPlan | None = None
-        self._globals = Globals(0, (), 0)
-        self._name: str = job.syncer_names()[0]
-        self._lead: str = self._name
-        self._shards = Shards()
-        self._handed_over = False
-        """Whether this shard has sent its final fragments to the lead."""
-        self.membership = Membership(0)
-        self.rounds: Rounds | None = None
-        self._work = WorkNumbers()
-        self._stopping: tuple[Status, str] | None = None
-        self._shutdown: JobShutdown | None = None
-        self._relay = Relay(self.membership, self._globals, self._work)
-        self._snapshot_policy = SnapshotPolicy(job.snapshot)
-        self._standstill = Standstill()
-        self._ready = False
-        self._late = False
-        """Whether the job's last global step was already merged when this incarnation started."""
-        self._run = ""
-        self._settled = False
-        """Whether a merge was done in this run, so that learners of other runs are refused."""
-        self.final: Numbers | None = None
-        """The numbers of the job when it began to wind up."""
+    @property
+    def name(self) -> str:
+        """The syncer's name without its incarnation number."""
+        return actor_of(self.incarnation)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this syncer leads."""
+        return self.name == self.lead
+
+
+class Training(Struct, forbid_unknown_fields=True):
+    """The state of a syncer that knows its global fragments.
+
+    Attributes:
+        rounds: the syncs, the learners and the fragments.
+        relay: the learners that receive a peer's state.
+        shards: the other syncers, if this one leads.
+        run: which of the runs of the job this is.
+        settled: a merge was done in this run, so that learners of other runs are refused.
+        late: the job's last global step was already merged when this incarnation started.
+        was_done: an earlier incarnation has ended the job as done, with the whole model saved.
+        ready: the first parameters are made.
+        handed_over: this shard has sent its final fragments to the lead.
+    """
+
+    rounds: Rounds
+    relay: Relay
+    shards: Shards
+    run: str
+    settled: bool
+    late: bool
+    was_done: bool
+    ready: bool = False
+    handed_over: bool = False
+
+
+class Syncer(OwnMachine):
+    """The state machine of one syncer.
+
+    Attributes:
+        job: the resolved job.
+        work: its work numbers.
+        place: what it knows from its start on; None before that.
+        training: its state once it knows its global fragments; None before that.
+        stopping: why no more syncs are launched; None while they are.
+        shutdown: the shutdown of the job; None before that.
+        snapshots: when snapshots are taken.
+        standstill: whether merges are done.
+        final: the numbers of the job when it began to wind up.
+    """
+
+    job: Job
+    work: WorkNumbers = field(default_factory=WorkNumbers)
+    place: Place | None = None
+    training: Training | None = None
+    stopping: tuple[Status, str] | None = None
+    shutdown: JobShutdown | None = None
+    snapshots: SnapshotPolicy = field(default_factory=SnapshotPolicy)
+    standstill: Standstill = field(default_factory=Standstill)
+    final: Numbers | None = None
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """The syncs, the learners and the global fragments; None before the first parameters."""
+        return self.training.rounds if self.training is not None else None
+
+    @property
+    def members(self) -> dict[str, Member]:
+        """The connected learners by peer."""
+        return self.training.rounds.membership.members if self.training is not None else {}
+
+    @property
+    def _here(self) -> Place:
+        assert self.place is not None, "the first event is the start"
+        return self.place
+
+    @property
+    def _trained(self) -> Training:
+        assert self.training is not None, "messages arrive only after the parameters are made"
+        return self.training
+
+    @property
+    def _shared(self) -> Shared:
+        return Shared(self.job, self._here.plan, self.work)
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
@@ -130,10 +195,8 @@ class Syncer:
         """Return the status at ``at`` seconds."""
         return status_of(
             at,
-            self.membership,
-            self._globals,
             self.rounds,
-            recovering=self._relay.waiting(at),
+            recovering=self.training.relay.waiting(at) if self.training is not None else (),
             standstill=self._no_merge(at),
             numbers=self.numbers(at),
         )
@@ -141,8 +204,8 @@ class Syncer:
     def numbers(self, at: float) -> Numbers:
         """Return the job's numbers; those of its end once it winds up, which costs no goodput."""
         if self.final is not None:
-            return replace(self.final, live=len(self._members))
-        return self.rounds.numbers(at) if self.rounds is not None else Numbers(live=0)
+            return replace(self.final, live=len(self.members))
+        return self.rounds.numbers(at, self.job) if self.rounds is not None else Numbers(live=0)
 
     def _take(self, at: float, event: Event) -> list[Effect]:
         match event:
@@ -150,8 +213,8 @@ class Syncer:
             case MessageArrived():
                 return self._message(at, event)
             case LaneAdvanced(peer):
-                if peer in self._members:
-                    self._members[peer].moved_at = at
+                if peer in self.members:
+                    self.members[peer].moved_at = at
                 return []
             case Started():
                 return self._started(event)
@@ -166,22 +229,25 @@ class Syncer:
             case PeerLost(peer, reason):
                 return self._lost(at, peer, reason)
             case BytesArrived(peer):
-                return [*self._relay.moving(at, peer), *self._waits_for_shard(at, peer)]
+                return [
+                    *self._trained.relay.moving(at, peer, self._trained.rounds.membership),
+                    *self._waits_for_shard(at, peer),
+                ]
             case PeerRefused(peer, reason, again):
                 status: Status = "left" if again else "bad-input"
                 return [Finish(status, f"{peer} refuses this shard: {reason}")]
             case PieceEncoded():
-                return self._relay.encoded(event)
+                return self._trained.relay.encoded(event)
             case TimerFired(timer):
                 return self._timer(at, timer)
             case SnapshotRequested() | SnapshotSettled():
-                return self._snapshot_policy.heard(event)
+                return self.snapshots.heard(event)
             case Restored(run=run) if self.rounds is not None:
                 return self._go_on(at, run)
-            case Evaluated(_, loss, metrics) if self._shutdown is not None:
-                return self._shutdown.result(loss, metrics, self.final)
-            case ModelSaved() if self._shutdown is not None:
-                self._shutdown.saved = True
+            case Evaluated(_, loss, metrics) if self.shutdown is not None:
+                return self.shutdown.result(loss, metrics, self.final)
+            case ModelSaved() if self.shutdown is not None:
+                self.shutdown.saved = True
                 return []
             case WorkFailed():
                 return self._work_failed(event)
@@ -191,25 +257,26 @@ class Syncer:
                 return []
 
     def _merged(self, at: float, event: FragmentMerged) -> list[Effect]:
-        rounds = self._under_way
-        effects = rounds.merged(at, event)
+        rounds = self._trained.rounds
+        effects = rounds.merged(at, event, self.job)
         if rounds.fruitless == FRUITLESS_MAX:
             first = next(reason for _, reason in event.refused)
             reason = f"nothing was believed in {FRUITLESS_MAX} syncs in a row: {first}"
             effects += self._stop("failed", reason)
         self._end_if_spent()
-        if self._name == self._lead:
-            effects += self._snapshot_policy.merged(rounds.schedule.t)
-        if self._run and event.accepted and not self._settled:
-            self._settled = True
+        if self._here.leads:
+            effects += self.snapshots.merged(rounds.schedule.t, self.job.snapshot)
+        training = self._trained
+        if training.run and event.accepted and not training.settled:
+            training.settled = True
             effects.append(self._listen())
         return effects
 
     def _stop(self, status: Status, reason: str) -> list[Effect]:
         """Launch no more syncs; the job ends when none is in flight."""
-        if self._shutdown is None:
-            if self._stopping is None or status == "stopped":
-                self._stopping = status, reason
+        if self.shutdown is None:
+            if self.stopping is None or status == "stopped":
+                self.stopping = status, reason
             if self.rounds is not None:
                 self.rounds.stop()
         return []
@@ -217,11 +284,10 @@ class Syncer:
     def _end_if_spent(self) -> bool:
         """End a job whose tokens are merged, and every fragment at least once; returns whether they
         are. A budget of less than an interval would leave fragments as they were initialized."""
-        tokens, rounds = self._job.job.tokens, self.rounds
-        if tokens is None or rounds is None or self._name != self._lead:
+        tokens, rounds = self.job.job.tokens, self.rounds
+        if tokens is None or rounds is None or not self._here.leads:
             return False
-        assert self._plan is not None
-        due = self._globals.merged and rounds.schedule.t >= max(self._plan.offsets)
+        due = rounds.globals.merged and rounds.schedule.t >= max(self._here.plan.offsets)
         if rounds.merged_tokens < tokens or not due:
             return False
         self._stop("done", f"{rounds.merged_tokens} merged tokens")
@@ -236,14 +302,16 @@ class Syncer:
 
     def _no_merge(self, at: float) -> str:
         """What the job waits for if it has merged nothing for too long, otherwise empty."""
-        if self.rounds is None or not self._ready or self._shutdown is not None:
+        training = self.training
+        if training is None or not training.ready or self.shutdown is not None:
             return ""
-        return self._standstill.words(at, self.rounds, self.membership)
+        return self.standstill.words(at, training.rounds, self.job, self._here.plan)
 
     def _leave(self, reason: str) -> list[Effect]:
         """Exit to be restarted: merged fragments are saved, and the peers redial until then."""
-        others = (*self._job.syncer_names(), *self._members)
-        goodbyes = (Hangup(peer, reason) for peer in others if peer != self._name)
+        others = (*self.job.syncer_names(), *self.members)
+        own = self.place.name if self.place is not None else self.job.syncer_names()[0]
+        goodbyes = (Hangup(peer, reason) for peer in others if peer != own)
         return [*goodbyes, Finish("left", reason)]
 
     # Start and resume.
@@ -253,23 +321,23 @@ class Syncer:
 
         A shutdown that had begun is continued.
         """
-        self._run, self._settled = run, max(self._globals.versions) > 0
-        if self._shutdown is None:
-            self._stopping, self._handed_over = None, False
-            self._shards.go_on()
-            self._under_way.go_on()
+        training, rounds = self._trained, self._trained.rounds
+        training.run, training.settled = run, max(rounds.globals.versions) > 0
+        if self.shutdown is None:
+            self.stopping, training.handed_over = None, False
+            training.shards.go_on()
+            rounds.go_on()
             self._end_if_spent()
-        t, leads = self._under_way.schedule.t, self._name == self._lead
-        listening = [self._listen()] if self._ready else []
-        return [*listening, *(self._snapshot_policy.go_on(at, t) if leads else [self._report()])]
+        listening = [self._listen()] if training.ready else []
+        if not self._here.leads:
+            return [*listening, self._report()]
+        go_on = self.snapshots.go_on(at, rounds.schedule.t, self.job.snapshot)
+        return [*listening, *go_on]
 
     def _started(self, event: Started) -> list[Effect]:
-        self._plan = self._job.plan(event.leaves)
-        self.membership = Membership(len(self._plan.fragments))
-        self._name, number = actor_of(event.incarnation), number_of(event.incarnation)
-        self.membership.newest[self._name] = number
-        self.membership.accounts.restarted = number > 1
-        return [Recover(self._work.next())]
+        plan, lead = self.job.plan(event.leaves), self.job.syncer_names()[0]
+        self.place = Place(event.incarnation, lead, plan)
+        return [Recover(self.work.next())]
 
     def _recovered(self, event: Recovered) -> list[Effect]:
         """Restore the fragments that an earlier incarnation saved, and initialize the others.
@@ -277,196 +345,218 @@ class Syncer:
         Syncs that it had launched and not merged are lost; those fragments are due again one
         interval later.
         """
-        assert self._plan is not None
-        sync, names = self._job.sync, self._job.syncer_names()
-        parts = range(len(self._plan.fragments))
-        owned = owned_by(self._name, names, parts)
-        if self._name == self._lead:
-            self._shards = Shards(names[1:], tuple(p for p in parts if p not in owned))
-        lag = sync.staleness * sync.interval
-        self._globals = Globals(len(parts), owned, lag, self._job.compress)
-        for each in event.kept:
-            self._globals.recover(each.fragment, each.version)
-            self.membership.recover(each.fragment, each.spent, each.batches)
-        self._relay = Relay(self.membership, self._globals, self._work)
-        schedule = Schedule(self._plan, owned, self._job.job.last_step)
-        schedule.recover(max(self._globals.versions))
-        self.rounds = Rounds(self._job, schedule, self.membership, self._globals, self._work)
-        self._run, self._settled = event.run, bool(event.kept)
-        for each in event.kept:
-            self.rounds.recover_tokens(each.fragment, each.tokens)
-            self.membership.accounts.merge(each.fragment, each.tokens)
-        over = self._end_if_spent() or schedule.next() is None
-        self._late = bool(event.kept) and over
-        if self._late and event.done:
-            self._was_done = True
-        if self._stopping:
-            self.rounds.stop()
-        effects = [*self.membership.recovered(), *self._globals.keep()]
+        rounds = self._rounds_from(event)
+        parts, t = rounds.globals, rounds.schedule.t
+        self.training = Training(
+            rounds,
+            Relay(),
+            self._other_shards(parts.owned),
+            run=event.run,
+            settled=bool(event.kept),
+            late=False,
+            was_done=False,
+        )
+        spent = self._end_if_spent()
+        if self.stopping:
+            rounds.stop()
+        next_t = rounds.schedule.next(self._here.plan, parts.owned, self.job.job.last_step)
+        self.training.late = bool(event.kept) and (spent or next_t is None)
+        self.training.was_done = self.training.late and event.done
+        effects = [*rounds.membership.recovered(), *parts.keep()]
         if event.kept:
-            effects.append(Observe("recovered", {"t": schedule.t, "fragments": len(event.kept)}))
+            effects.append(Observe("recovered", {"t": t, "fragments": len(event.kept)}))
         found = [each.fragment for each in event.kept]
-        made = tuple(p for p in owned if p not in found)
-        return [*effects, MakeParameters(self._work.next(), made)]
+        made = tuple(p for p in parts.owned if p not in found)
+        return [*effects, MakeParameters(self.work.next(), made)]
+
+    def _rounds_from(self, event: Recovered) -> Rounds:
+        """Return the rounds that continue from what an earlier incarnation saved."""
+        sync, place = self.job.sync, self._here
+        parts = range(len(place.plan.fragments))
+        owned = owned_by(place.name, self.job.syncer_names(), parts)
+        initial = initial_globals(len(parts), owned, sync.staleness * sync.interval)
+        membership = Membership(len(parts))
+        number = membership.newest[place.name] = number_of(place.incarnation)
+        membership.accounts.restarted = number > 1
+        rounds = Rounds(membership, initial, OutlierHistory([Usual() for _ in parts]))
+        for each in event.kept:
+            initial.recover(each.fragment, each.version)
+            membership.recover(each.fragment, each.spent, each.batches)
+            rounds.recover_tokens(each.fragment, each.tokens)
+            membership.accounts.merge(each.fragment, each.tokens)
+        rounds.schedule.recover(max(initial.versions))
+        return rounds
+
+    def _other_shards(self, owned: Sequence[int]) -> Shards:
+        """Return what the lead knows of the other shards, which own the other fragments."""
+        if not self._here.leads:
+            return Shards()
+        parts = range(len(self._here.plan.fragments))
+        return Shards(self.job.syncer_names()[1:], tuple(p for p in parts if p not in owned))
 
     def _parameters_made(self, at: float) -> list[Effect]:
-        assert self._plan is not None
-        self._ready = True
-        agreement, owned = self._job.agreement(self._plan), len(self._globals.owned)
-        listening = Observe("listening", {"fragments": owned, "steps": self._job.job.steps})
-        begun = [self._listen(), *self._standstill.begin(at)]
-        if self._name == self._lead:
-            return [*begun, *self._snapshot_policy.begin(at), listening]
-        dialling = [Dial(self._lead, agreement), SetTimer(REPORT, at + REPORT_S)]
+        self._trained.ready = True
+        place, owned = self._here, len(self._trained.rounds.globals.owned)
+        listening = Observe("listening", {"fragments": owned, "steps": self.job.job.steps})
+        begun = [self._listen(), *self.standstill.begin(at)]
+        if place.leads:
+            return [*begun, *self.snapshots.begin(at, self.job.snapshot), listening]
+        dialling = [
+            Dial(place.lead, self.job.agreement(place.plan)),
+            SetTimer(REPORT, at + REPORT_S),
+        ]
         return [*begun, *dialling, listening]
 
     def _listen(self) -> Effect:
-        assert self._plan is not None
-        return Listen(self._job.agreement(self._plan), self._run, self._settled)
+        training = self._trained
+        return Listen(self.job.agreement(self._here.plan), training.run, training.settled)
 
     # Messages from learners and shards.
 
     def _joined(self, at: float, peer: str, incarnation: str) -> list[Effect]:
-        if peer == self._lead:
-            return self._closed() if self._handed_over else []
-        if self._shards.knows(incarnation):
-            return [*self._shards.join(peer), *self._patience(at)]
-        member, effects = self.membership.join(at, peer, incarnation)
+        if peer == self._here.lead:
+            return self._closed() if self._trained.handed_over else []
+        if self._trained.shards.knows(incarnation):
+            return [*self._trained.shards.join(peer), *self._patience(at)]
+        member, effects = self._trained.rounds.membership.join(at, peer, incarnation)
         if member is None:
             return effects
-        effects += self._under_way.close_settled() + self._relay.forget_the_gone(at)
-        if self._shutdown is not None:
-            effects.append(self._shutdown.stop(peer))
-        fields = {"learner": incarnation, "epoch": self.membership.epoch}
+        rounds, relay = self._trained.rounds, self._trained.relay
+        effects += rounds.close_settled(self._shared) + relay.forget_the_gone(at, rounds)
+        if self.shutdown is not None:
+            effects.append(self.shutdown.stop(peer))
+        fields = {"learner": incarnation, "epoch": rounds.membership.epoch}
         return [Observe("joined", {**fields, **asdict(self.numbers(at))}), *effects]
 
-    @property
-    def _members(self) -> dict[str, Member]:
-        return self.membership.members
-
     def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
-        member = self._members.get(event.peer)
+        training, body = self._trained, event.body
+        rounds = training.rounds
+        member = rounds.membership.members.get(event.peer)
         if member is None:
             return self._heard_of_shards(at, event)
-        match event.body:
+        match body:
             case Progress():
-                return self._progress(at, member, event.body)
+                return self._progress(at, member, body)
             case Contribution():
-                return self._under_way.contribution(at, member, event.body, event.handle)
+                return rounds.contribution(at, member, body, event.handle, self._shared)
             case _:
-                return self._relay.hear(at, member, event.body, event.handle)
+                relay, work = training.relay, self.work
+                return relay.hear(at, member, body, event.handle, rounds=rounds, work=work)
 
     def _heard_of_shards(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
         """Handle a message of another shard: from the lead to end, or to the lead how it ended."""
         match event.body:
-            case GlobalFragment() if self._shutdown is None:
-                final = self._shards.final(event.peer, event.body, event.handle)
+            case GlobalFragment() if self.shutdown is None:
+                final = self._trained.shards.final(event.peer, event.body, event.handle)
                 return [*final, *self._patience(at)]
-            case ShardReport() if self._shutdown is None:
-                self._shards.report(event.peer, event.body)
+            case ShardReport() if self.shutdown is None:
+                self._trained.shards.report(event.peer, event.body)
                 return self._patience(at) if event.body.over else []
-            case Close(reason) if event.peer == self._lead:
+            case Close(reason) if event.peer == self._here.lead:
                 return self._stop("done", reason)
-            case Stop(t, reason) if event.peer == self._lead and self._shutdown is None:
-                shutdown = JobShutdown("done", reason, t, self._under_way.merges, 0)
-                self._shutdown = shutdown
-                step_s = self._under_way.pacing.step_s
-                return [*self._under_way.end(), *shutdown.follow(at, step_s, self._lead)]
+            case Stop(t, reason) if event.peer == self._here.lead and self.shutdown is None:
+                shutdown = JobShutdown("done", reason, t, self._trained.rounds.merges, 0)
+                self.shutdown = shutdown
+                step_s = self._trained.rounds.pacing.step_s
+                return [*self._trained.rounds.end(), *shutdown.follow(at, step_s, self._here.lead)]
             case _:
                 return []
 
     def _progress(self, at: float, member: Member, progress: Progress) -> list[Effect]:
-        problem = self.membership.report(at, member, progress)
+        training = self._trained
+        rounds, relay = training.rounds, training.relay
+        membership = rounds.membership
+        problem = membership.report(at, member, progress)
         if problem is not None:
             return [Observe("refused", {"learner": member.incarnation, "reason": problem})]
         actor = actor_of(member.incarnation)
-        self.membership.note_batches(actor, progress.batches, progress.cursor)
-        rounds = self._under_way
+        membership.note_batches(actor, progress.batches, progress.cursor)
         pacing = rounds.pacing
         # Step times are observed at every launch; the first grace window needs one before that.
         if pacing.step_s is None and progress.step_s:
-            pacing.observe_steps(self.membership.step_times())
-        if self._shutdown is not None:
+            pacing.observe_steps(membership.step_times())
+        if self.shutdown is not None:
             return []
-        if progress.versions != self._globals.versions:
-            ahead = self._globals.ahead(progress.versions)
-            rounds.catch_up(min(ahead, self._job.job.last_step))
+        lacking = progress.versions != rounds.globals.versions
+        if lacking:
+            ahead = rounds.globals.ahead(progress.versions)
+            rounds.catch_up(min(ahead, self.job.job.last_step))
         effects: list[Effect] = []
-        newcomer = progress.step == 0 and self._name == self._lead
-        if newcomer or self._relay.waits(member.peer):
-            effects = self._relay.heard(at, member, progress.versions)
-        if self._relay.waits(member.peer):
+        newcomer = progress.step == 0 and self._here.leads
+        if newcomer or relay.waits(member.peer):
+            effects = relay.heard(at, member, progress.versions, rounds)
+        if relay.waits(member.peer) or not lacking:
             return effects
-        return effects + self._globals.tell_newer(at, member, progress)
+        told = rounds.told(member, self.job.compress)
+        return effects + rounds.globals.tell_newer(at, told, progress)
 
     def _lost(self, at: float, peer: str, reason: str) -> list[Effect]:
-        if self._shards.knows(peer):
-            return self._shards.lose(peer, reason)
-        member = self.membership.lose(peer)
-        relayed = self._relay.lost(at, peer)
+        if self._trained.shards.knows(peer):
+            return self._trained.shards.lose(peer, reason)
+        rounds = self._trained.rounds
+        member = rounds.membership.lose(peer)
+        relayed = self._trained.relay.lost(at, peer, rounds)
         if member is None:
             return relayed  # Its place was taken by a newer incarnation.
         fields = {"learner": member.incarnation, "reason": reason}
         seen = Observe("lost", {**fields, **asdict(self.numbers(at))})
-        return [seen, *relayed, *self._under_way.lost(peer)]
+        return [seen, *relayed, *rounds.lost(peer, self._shared)]
 
     def _advance(self, at: float) -> list[Effect]:
         """Start whatever the event has made possible: a sync, the shutdown, or the exit."""
-        if self._shutdown is not None:
+        if self.shutdown is not None:
             # The shards hold parts of the model, so they may exit only when it is saved.
-            over = self._shutdown.kept
-            released = self._shards.release(self._shutdown.t, self._shutdown.reason) if over else []
+            over = self.shutdown.kept
+            shards, shutdown = self._trained.shards, self.shutdown
+            released = shards.release(shutdown.t, shutdown.reason) if over else []
             if released:
-                self._shutdown.patient = True  # Wait again, for the shards to hang up.
-                released += self._shutdown.follow(at, self._under_way.pacing.step_s)
-            return [*released, *self._shutdown.leave(len(self._members) + self._shards.away())]
-        if not self._ready:
+                shutdown.patient = True  # Wait again, for the shards to hang up.
+                released += shutdown.follow(at, self._trained.rounds.pacing.step_s)
+            return [*released, *shutdown.leave(len(self.members) + shards.away())]
+        training, place = self.training, self.place
+        if training is None or place is None or not training.ready:
             return []
-        rounds = self._under_way
-        effects = rounds.advance(at)
-        if rounds.over:
+        shared = Shared(self.job, place.plan, self.work)
+        effects = training.rounds.advance(at, shared)
+        if training.rounds.over(shared.job, shared.plan):
             effects += self._wind_up(at)
         return effects
 
     def _timer(self, at: float, timer: str) -> list[Effect]:
         if timer.startswith(RELAY):
-            return self._relay.late(at, timer)
+            return self._trained.relay.late(at, timer, self._trained.rounds)
         if timer == SHUTDOWN:
-            if self._shutdown is not None:
-                self._shutdown.patient = False
+            if self.shutdown is not None:
+                self.shutdown.patient = False
             return []
         if timer.startswith(SNAPSHOT):
-            return self._snapshot_policy.timer(at, timer, len(self._members))
+            return self.snapshots.timer(at, timer, len(self.members), self.job.snapshot)
         if timer == SHARDS:
-            self._shards.patient = self._shards.closing is None
+            self._trained.shards.patient = self._trained.shards.closing is None
             return []
         if timer == STANDSTILL:
-            over = self._shutdown is not None
-            rounds, membership = self._under_way, self.membership
-            return [] if over else self._standstill.look(at, rounds, membership)
+            over = self.shutdown is not None
+            rounds, plan = self._trained.rounds, self._here.plan
+            return [] if over else self.standstill.look(at, rounds, self.job, plan)
         if timer == REPORT:
             return [self._report(), SetTimer(REPORT, at + REPORT_S)]
-        return self._under_way.timer(timer)
-
-    @property
-    def _under_way(self) -> Rounds:
-        assert self.rounds is not None, "messages arrive only after the start"
-        return self.rounds
+        return self._trained.rounds.timer(timer, self._shared)
 
     # Shutdown.
 
     def _wind_up(self, at: float) -> list[Effect]:
         """Begin the shutdown: no sync is in flight and none will be launched."""
-        if self._name != self._lead:
+        if not self._here.leads:
             return self._hand_over(at)
-        taken = self._snapshot_policy.end(at, len(self._members))
-        if taken or not self._snapshot_policy.over:
+        table = self.job.snapshot
+        taken = self.snapshots.end(at, len(self.members), table)
+        if taken or not self.snapshots.over(table):
             return taken
-        rounds, shards = self._under_way, self._shards
+        rounds, shards = self._trained.rounds, self._trained.shards
         t = rounds.schedule.t
-        status, reason = self._stopping or ("done", f"global step {t}")
+        status, reason = self.stopping or ("done", f"global step {t}")
         # The shards of a job that was done have left, and are not started again.
-        known = self._was_done and not shards.complete and status == "done"
+        known = self._trained.was_done and not shards.complete and status == "done"
         left_out = self._left_out() if status == "done" and not known else ""
         if left_out:
             status, reason = "failed", left_out
@@ -476,18 +566,18 @@ class Syncer:
             wait_s = LATE_S if known else SHARDS_S
             return [*rounds.end(), *shards.close(reason), SetTimer(SHARDS, at + wait_s)]
         self.final = self.numbers(at)
-        evaluating, saving = self._work.next(), self._work.next()
+        evaluating, saving = self.work.next(), self.work.next()
         merges = rounds.merges + shards.merges
-        shutdown = self._shutdown = JobShutdown(status, reason, t, merges, evaluating)
-        shutdown.lingers = self._late and status == "done"
+        shutdown = self.shutdown = JobShutdown(status, reason, t, merges, evaluating)
+        shutdown.lingers = self._trained.late and status == "done"
         effects = rounds.end()
-        peers, step_s = list(self._members), rounds.pacing.step_s
+        peers, step_s = list(self.members), rounds.pacing.step_s
         if known:
             return [*effects, *shutdown.again(at, peers, step_s)]
         if not shards.complete:
             lost = f"the model is not whole: {', '.join(shards.missing())} did not come back"
             return [*effects, *shutdown.without(at, peers, lost, step_s)]
-        whole = shards.whole(self._globals.thetas())
+        whole = shards.whole(self._trained.rounds.globals.thetas())
         return [*effects, *shutdown.begin(at, peers, whole, saving, step_s)]
 
     def _left_out(self) -> str:
@@ -495,16 +585,20 @@ class Syncer:
 
         A job with such a fragment has failed, however many merges the other shards have done.
         """
-        assert self._plan is not None
-        job, t = self._job.job, self._under_way.schedule.t
-        steps = job.steps if job.tokens is None else max(t, self._plan.interval)
-        due = {self._plan.fragment_due(t) for t in range(1, min(self._plan.interval, steps) + 1)}
-        finals = {p: version for p, (version, _) in self._shards.finals.items()}
-        last = {p: finals.get(p, v) for p, v in enumerate(self._globals.versions) if p in due}
+        plan = self._here.plan
+        job, t = self.job.job, self._trained.rounds.schedule.t
+        steps = job.steps if job.tokens is None else max(t, plan.interval)
+        due = {plan.fragment_due(t) for t in range(1, min(plan.interval, steps) + 1)}
+        finals = {p: version for p, (version, _) in self._trained.shards.finals.items()}
+        last = {
+            p: finals.get(p, v)
+            for p, v in enumerate(self._trained.rounds.globals.versions)
+            if p in due
+        }
         initial = [p for p, version in last.items() if version == 0]
         if initial:
             return f"never merged, so as initialized: {self._named(initial)}"
-        late = steps - max(steps // 2, LATE_INTERVALS * self._plan.interval)
+        late = steps - max(steps // 2, LATE_INTERVALS * plan.interval)
         early = [p for p, version in last.items() if version < late]
         if not early:
             return ""
@@ -515,7 +609,7 @@ class Syncer:
         """Return the first of some fragments, and the number of all, as text."""
         which = ", ".join(map(str, fragments[:FRAGMENTS_NAMED_MAX]))
         more = ", ..." if len(fragments) > FRAGMENTS_NAMED_MAX else ""
-        return f"fragments {which}{more} of {len(self._globals.versions)}"
+        return f"fragments {which}{more} of {len(self._trained.rounds.globals.versions)}"
 
     def _hand_over(self, at: float) -> list[Effect]:
         """Send this shard's final fragments to the lead, which then ends the job.
@@ -523,37 +617,37 @@ class Syncer:
         A shard that was itself asked to stop does not wait for the lead.
         """
         effects: list[Effect] = []
-        if not self._handed_over:
-            self._handed_over = True
-            effects = [*self._under_way.end(), *self._closed()]
-        if self._stopping is None or self._stopping[0] == "done":
+        if not self._trained.handed_over:
+            self._trained.handed_over = True
+            effects = [*self._trained.rounds.end(), *self._closed()]
+        if self.stopping is None or self.stopping[0] == "done":
             return effects
-        rounds = self._under_way
-        self._shutdown = JobShutdown(*self._stopping, rounds.schedule.t, rounds.merges, 0)
-        return [*effects, *self._shutdown.follow(at, rounds.pacing.step_s, self._lead)]
+        rounds = self._trained.rounds
+        self.shutdown = JobShutdown(*self.stopping, rounds.schedule.t, rounds.merges, 0)
+        return [*effects, *self.shutdown.follow(at, rounds.pacing.step_s, self._here.lead)]
 
     def _closed(self) -> list[Effect]:
         """Return the final fragments and the report of this shard, for the lead."""
-        return [*self._globals.finals(self._lead), self._report()]
+        return [*self._trained.rounds.globals.finals(self._here.lead), self._report()]
 
     def _report(self) -> Effect:
-        merges, versions = self._under_way.merges, self._globals.versions
-        said = ShardReport(merges, versions, self._handed_over)
-        return Send(self._lead, CONTROL, said, key="report")
+        merges, versions = self._trained.rounds.merges, self._trained.rounds.globals.versions
+        said = ShardReport(merges, versions, self._trained.handed_over)
+        return Send(self._here.lead, CONTROL, said, key="report")
 
     def _patience(self, at: float) -> list[Effect]:
         """Restart the wait for the shards, because one of them has sent something."""
-        waits = self._shards.closing is not None and self._shutdown is None
+        waits = self._trained.shards.closing is not None and self.shutdown is None
         return [SetTimer(SHARDS, at + SHARDS_S)] if waits else []
 
     def _waits_for_shard(self, at: float, peer: str) -> list[Effect]:
-        return self._patience(at) if self._shards.knows(peer) else []
+        return self._patience(at) if self._trained.shards.knows(peer) else []
 
     def _work_failed(self, event: WorkFailed) -> list[Effect]:
-        shutdown = self._shutdown
+        shutdown = self.shutdown
         if shutdown is not None and event.work == shutdown.evaluating:
             seen = Observe("not evaluated", {"reason": event.reason})
             return [seen, *shutdown.result(None, numbers=self.final)]
         status: Status = "bad-input" if event.kind == "task" else "failed"
-        farewells = [Hangup(peer, event.reason) for peer in list(self._members)]
+        farewells = [Hangup(peer, event.reason) for peer in list(self.members)]
         return [*farewells, Finish(status, event.reason)]

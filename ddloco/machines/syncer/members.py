@@ -2,6 +2,8 @@
 
 import math
 
+from msgspec import Struct, field
+
 from ddloco.job.protocol.messages import Contribution, Progress
 from ddloco.machines.syncer.estimates import Recent
 
@@ -22,56 +24,48 @@ HASTE_STEPS = 32
 lengthen for the first eight steps. No honest learner comes near this limit."""
 
 
-class Member:
-    """One connected learner.
-
-    Args:
-        peer: the name of its link.
-        incarnation: its name with its incarnation number.
-        fragments: the number of fragments of the model.
-        merged: for each fragment, the base version of its last merged contribution; -1 for none.
-            The membership owns this list, which outlives the link.
-        at: the time at which it joined, in seconds.
+class Member(Struct, forbid_unknown_fields=True, eq=False):
+    """One connected learner; made by ``new_member``.
 
     Attributes:
+        peer: the name of its link.
+        incarnation: its name with its incarnation number.
+        sent: for each fragment, the newest version sent over this link; -1 for none.
+        sent_at: for each fragment, the time at which that was sent, in seconds.
+        told: for each fragment, the newest version that was sent, with the time and the learner's
+            step at its first send.
+        heard_at: the time of its last report, in seconds.
+        moved_at: the time at which it last acknowledged more of what was sent to it, in seconds.
+        joined_at: the time at which this link was established, in seconds.
+        answer_s: seconds from a pull to the arrival of its answer, the median of the newest.
         progress: its newest report, None before the first.
         fresh: it has reported a finished step since the last sync was launched (paper 3.3 b).
         ahead: the steps that it has done since then, less one if it had reported one step less
             than the schedule at the launch: learners of one speed finish their steps in turns.
         unanswered: it left a pull unanswered until the deadline and has sent nothing since.
-        sent: for each fragment, the newest version sent over this link; -1 for none.
-        heard_at: the time of its last report, in seconds.
         spoken: the number of its reports and contributions over this link.
-        moved_at: the time at which it last acknowledged more of what was sent to it, in seconds.
-        answer_s: seconds from a pull to the arrival of its answer, the median of the newest.
-        joined_at: the time at which this link was established, in seconds.
-        stepped: the number of steps reported over this link.
         strikes: the number of consecutive contributions that the merge has rejected.
+        first_step: the step of its first report over this link.
+        fastest_s: the shortest step time that it has reported, in seconds.
     """
 
-    __slots__ = (
-        "_fastest_s", "_first_step", "_told", "ahead", "answer_s", "fresh", "heard_at",
-        "incarnation", "joined_at", "merged", "moved_at", "peer", "progress", "sent", "sent_at",
-        "spoken", "strikes", "unanswered",
-    )  # fmt: skip
-
-    def __init__(
-        self, peer: str, incarnation: str, fragments: int, merged: list[int], at: float
-    ) -> None:
-        self.peer = peer
-        self.incarnation = incarnation
-        self.merged = merged
-        self.sent: list[int] = [-1] * fragments
-        self.sent_at: list[float] = [at] * fragments
-        self.heard_at = self.moved_at = self.joined_at = at
-        self.spoken = 0
-        self.answer_s = Recent()
-        self.ahead = self._first_step = 0
-        self._fastest_s: float = math.inf
-        self._told: list[tuple[int, float, int]] = [(-1, at, 0)] * fragments
-        self.strikes = 0
-        self.progress: Progress | None = None
-        self.fresh = self.unanswered = False
+    peer: str
+    incarnation: str
+    sent: list[int]
+    sent_at: list[float]
+    told: list[tuple[int, float, int]]
+    heard_at: float
+    moved_at: float
+    joined_at: float
+    answer_s: Recent = field(default_factory=Recent)
+    progress: Progress | None = None
+    fresh: bool = False
+    ahead: int = 0
+    unanswered: bool = False
+    spoken: int = 0
+    strikes: int = 0
+    first_step: int = 0
+    fastest_s: float = math.inf
 
     @property
     def step_s(self) -> float:
@@ -94,7 +88,7 @@ class Member:
     @property
     def stepped(self) -> int:
         """Steps reported over this link since the first report."""
-        return self.progress.step - self._first_step if self.progress is not None else 0
+        return self.progress.step - self.first_step if self.progress is not None else 0
 
     def speak(self) -> None:
         """Note that it has sent a report or a contribution, so that it may be pulled again."""
@@ -109,7 +103,7 @@ class Member:
         if not progress.step_s <= STEP_S_MAX:
             return f"report of steps of {progress.step_s} s, at most {STEP_S_MAX:g}"
         if self.progress is None:
-            self._first_step = progress.step
+            self.first_step = progress.step
         before = self.progress.step if self.progress is not None else 0
         if progress.step < before:
             return f"report of step {progress.step} after step {before}"
@@ -119,7 +113,7 @@ class Member:
         self.heard_at = at
         self.speak()
         if progress.step_s:
-            self._fastest_s = min(self._fastest_s, progress.step_s)
+            self.fastest_s = min(self.fastest_s, progress.step_s)
         return None
 
     def launched(self, steps: int) -> None:
@@ -144,36 +138,39 @@ class Member:
         """Note that ``version`` is sent, with the time and the learner's step at its first send."""
         progress = self.progress
         held, step = (progress.versions[fragment], progress.step) if progress else (-1, 0)
-        if held < version != self._told[fragment][0]:
-            self._told[fragment] = version, at, step
+        if held < version != self.told[fragment][0]:
+            self.told[fragment] = version, at, step
         self.sent[fragment] = version
         self.sent_at[fragment] = at
 
-    def may_contribute(self, fragment: int, oldest: int) -> bool:
+    def may_contribute(self, fragment: int, oldest: int, merged: int) -> bool:
         """Whether a pull would return new training that is neither stale nor already merged.
 
         A learner that contributed a fragment and still reports the same base version would have
         the same tokens merged twice; it needs the newest version, not another pull. So does a
         learner whose version is older than ``oldest``: its difference to the newest version would
         mostly undo what the others have learned since.
+
+        Args:
+            fragment: the fragment.
+            oldest: the oldest accepted base version.
+            merged: the base version of its last merged contribution; -1 for none.
         """
         progress = self.progress
         if progress is None or not progress.steps[fragment]:
             return False
-        return progress.versions[fragment] > self.merged[fragment] and (
-            progress.versions[fragment] >= oldest
-        )
+        return progress.versions[fragment] > merged and progress.versions[fragment] >= oldest
 
-    def may_be_pulled(self, fragment: int, oldest: int) -> bool:
+    def may_be_pulled(self, fragment: int, oldest: int, merged: int) -> bool:
         """Whether it may contribute, and has spoken since it left a pull unanswered."""
-        return not self.unanswered and self.may_contribute(fragment, oldest)
+        return not self.unanswered and self.may_contribute(fragment, oldest, merged)
 
-    def absence(self, fragment: int, oldest: int) -> str | None:
+    def absence(self, fragment: int, oldest: int, merged: int) -> str | None:
         """Return in words why ``may_contribute`` is false, or None where it is true."""
         progress = self.progress
         if progress is None:
             return "has reported no step"
-        version, merged = progress.versions[fragment], self.merged[fragment]
+        version = progress.versions[fragment]
         if version < 0:
             return "has not received the fragment"
         if version <= merged:
@@ -184,15 +181,16 @@ class Member:
             return f"has finished no step since it received version {version}"
         return None
 
-    def objection(self, said: Contribution, version: int, oldest: int) -> str | None:
+    def objection(self, said: Contribution, version: int, oldest: int, merged: int) -> str | None:
         """Return why a contribution cannot be merged, or None if it can.
 
         Args:
             said: the contribution.
             version: the newest version of its fragment.
             oldest: the oldest accepted base version.
+            merged: the base version of its last merged contribution; -1 for none.
         """
-        if said.base <= self.merged[said.fragment]:
+        if said.base <= merged:
             return f"tokens since version {said.base} are merged already"
         if said.base > version:
             return f"trained from version {said.base}, which does not exist yet"
@@ -209,7 +207,7 @@ class Member:
         limits hold however slow, suspended or partitioned the learner was, because it can train
         from a version only after that was sent to it.
         """
-        version, told_at, told_step = self._told[said.fragment]
+        version, told_at, told_step = self.told[said.fragment]
         if said.steps > said.step:
             return f"more steps than it has taken: {said.steps} of {said.step}"
         if said.base != version:
@@ -217,10 +215,16 @@ class Member:
         since = f"since it was told of version {version}"
         if said.steps > said.step - told_step:
             return f"more steps than it has taken: {said.steps} of {said.step - told_step} {since}"
-        fastest, elapsed = self._fastest_s, at - told_at
+        fastest, elapsed = self.fastest_s, at - told_at
         if fastest < math.inf and (said.steps - HASTE_STEPS) * fastest > HASTE * elapsed:
             return (
                 f"more steps than time allows: {said.steps} in {elapsed:.3g} s {since}, "
                 f"its fastest was {fastest:.3g} s"
             )
         return None
+
+
+def new_member(peer: str, incarnation: str, fragments: int, at: float) -> Member:
+    """Return a learner that has joined at ``at`` seconds, in a job of so many fragments."""
+    sent, told = [-1] * fragments, [(-1, at, 0)] * fragments
+    return Member(peer, incarnation, sent, [at] * fragments, told, at, at, at)

@@ -9,12 +9,13 @@ vector clocks of all actors, so that clocks do not grow with restarts.
 
 from bisect import bisect
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from clocks import actor_of, number_of
 from ddloco.job.protocol.messages import Progress, Roster
 from ddloco.machines.syncer.accounts import LATE, Accounts
-from ddloco.machines.syncer.members import Member
+from ddloco.machines.syncer.members import Member, new_member
 from ddloco.machines.syncer.outlier_history import STRIKES
 from ddloco.stage.actors.effects import Observe
 from transport import CONTROL, Effect, Hangup, Retire, Send
@@ -27,8 +28,7 @@ its first step, which includes compilation, after two minutes. A grace window do
 silent learners."""
 
 
-@dataclass(slots=True)
-class Membership:
+class Membership(Struct, forbid_unknown_fields=True):
     """The connected learners, and the records that outlive their links.
 
     Attributes:
@@ -48,18 +48,18 @@ class Membership:
     """
 
     fragments: int
-    members: dict[str, Member] = field(default_factory=dict[str, Member])
+    members: dict[str, Member] = {}
     epoch: int = 0
-    merged: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    newest: dict[str, int] = field(default_factory=dict[str, int])
-    refused: dict[str, int] = field(default_factory=dict[str, int])
-    batches: dict[str, int] = field(default_factory=dict[str, int])
-    cursors: dict[str, tuple[int, bytes]] = field(default_factory=dict[str, tuple[int, bytes]])
-    reasons: dict[str, str] = field(default_factory=dict[str, str])
+    merged: dict[str, list[int]] = {}
+    newest: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    batches: dict[str, int] = {}
+    cursors: dict[str, tuple[int, bytes]] = {}
+    reasons: dict[str, str] = {}
     accounts: Accounts = field(default_factory=Accounts)
-    stale: dict[str, Member] = field(default_factory=dict[str, Member])
+    stale: dict[str, None] = {}
     """Members that have not finished a step since the last launch."""
-    reported: dict[str, Member] = field(default_factory=dict[str, Member])
+    reported: dict[str, None] = {}
     """Members that have reported since this was last read; see ``Rounds``."""
     found: str = ""
     """The member that ``missing`` last found worth waiting for."""
@@ -68,7 +68,7 @@ class Membership:
         """Take a member's report; returns the problem if the report is invalid, else None."""
         problem = member.report(at, progress)
         if problem is None:
-            self.reported[member.peer] = member
+            self.reported[member.peer] = None
             self.accounts.report(member.incarnation, progress)
             if member.fresh:
                 self.stale.pop(member.peer, None)
@@ -79,7 +79,7 @@ class Membership:
         finished a step since then."""
         for member in self.members.values():
             member.launched(steps)
-        self.stale = dict(self.members)
+        self.stale = dict.fromkeys(self.members)
 
     def join(self, at: float, peer: str, incarnation: str) -> tuple[Member | None, list[Effect]]:
         """Add a member for a new link.
@@ -100,8 +100,9 @@ class Membership:
                 self._forget_former(actor, number, effects)
             effects += [Retire({actor: number})] if number > 1 else []
         self.accounts.join(at, incarnation)
-        member = Member(peer, incarnation, self.fragments, self._merged(incarnation), at)
-        self.stale[peer] = member
+        self._merged(incarnation)
+        member = new_member(peer, incarnation, self.fragments, at)
+        self.stale[peer] = None
         # The members stay sorted by name as bytes, so that no caller has to sort them.
         self.members.pop(peer, None)
         entries = list(self.members.items())
@@ -238,14 +239,23 @@ class Membership:
         learner that left the last pull unanswered and has sent nothing since is left out: it is
         suspended or partitioned, and every merge would wait for it until the deadline.
         """
-        return [each for each in self.members.values() if each.may_be_pulled(fragment, oldest)]
+        members, merged = self.members.values(), self.merged
+        return [
+            each
+            for each in members
+            if each.may_be_pulled(fragment, oldest, merged[each.incarnation][fragment])
+        ]
+
+    def may_be_pulled(self, member: Member, fragment: int, oldest: int) -> bool:
+        """Whether a member is among those that ``unmerged`` returns."""
+        return member.may_be_pulled(fragment, oldest, self.merged[member.incarnation][fragment])
 
     def absence(self, member: Member, fragment: int, oldest: int) -> str | None:
         """Return in words why a member is not pulled, or None where it would be.
 
         The answer is that of ``unmerged``, and of ``able`` for a member that is fresh.
         """
-        reason = member.absence(fragment, oldest)
+        reason = member.absence(fragment, oldest, self.merged[member.incarnation][fragment])
         if reason is None and member.unanswered:
             reason = "left its last pull unanswered and has sent nothing since"
         return reason
@@ -263,7 +273,7 @@ class Membership:
             member = self.members.get(peer)
             if member is not None and peer not in answered and member.spoken == spoken:
                 member.unanswered = True
-                self.reported[peer] = member
+                self.reported[peer] = None
 
     def missing(self, at: float, until: float) -> bool:
         """Whether a member is worth waiting for until the time ``until``, in seconds.
@@ -274,10 +284,11 @@ class Membership:
         This runs at every event, so the member found last is checked first, and the others only
         if that one is no longer worth waiting for.
         """
-        last = self.stale.get(self.found)
-        if last is not None and self.worth_waiting(last, at, until):
+        members = self.members
+        if self.found in self.stale and self.worth_waiting(members[self.found], at, until):
             return True
-        found = (each for each in self.stale.values() if self.worth_waiting(each, at, until))
+        stale = (members[peer] for peer in self.stale)
+        found = (each for each in stale if self.worth_waiting(each, at, until))
         first = next(found, None)
         self.found = first.peer if first is not None else ""
         return first is not None

@@ -9,9 +9,10 @@ too small a change or too few tokens do no harm, and learning rates decay.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import TypeVar
+
+from msgspec import Struct
 
 from ddloco.job.protocol.events import FragmentMerged
 from ddloco.job.protocol.messages import Contribution
@@ -37,8 +38,7 @@ learners have started over several times by then, so the history is wrong, for e
 of the learning rate. Without this limit a job of one learner would never merge again."""
 
 
-@dataclass(slots=True)
-class Usual:
+class Usual(Struct, forbid_unknown_fields=True):
     """The history of one fragment.
 
     Attributes:
@@ -48,34 +48,33 @@ class Usual:
         vain: consecutive merges of which every contribution was rejected.
     """
 
-    norms: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
-    cosines: list[float] = field(default_factory=list[float])
-    moves: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
+    norms: list[tuple[float, int]] = []
+    cosines: list[float] = []
+    moves: dict[int, tuple[int, float]] = {}
     vain: int = 0
 
 
-class OutlierHistory:
+class OutlierHistory(Struct, forbid_unknown_fields=True):
     """The histories of all fragments.
 
-    Args:
-        band: the limit as a multiple of the median; 0 accepts everything.
-        fragments: the number of fragments of the model.
+    Attributes:
+        fragments: the history of each fragment of the model.
+        tokens: tokens per step of the last accepted contributions.
+        vain: consecutive contributions that were rejected for their tokens.
     """
 
-    def __init__(self, band: float, fragments: int) -> None:
-        self.band = band
-        self._fragments: list[Usual] = [Usual() for _ in range(fragments)]
-        self._tokens: list[float] = []
-        self._vain = 0
+    fragments: list[Usual]
+    tokens: list[float] = []
+    vain: int = 0
 
     def norm(self, fragment: int, steps: int) -> float:
         """Return the usual norm of a contribution of ``steps`` steps; 0 while that is unknown."""
-        known = self._fragments[fragment].norms
+        known = self.fragments[fragment].norms
         return usual_norm(known, steps) if len(known) >= FEW else 0.0
 
     def cosine(self, fragment: int) -> float | None:
         """Return the usual cosine between a contribution and the others; None while unknown."""
-        known = self._fragments[fragment].cosines
+        known = self.fragments[fragment].cosines
         return lower_median(known) if len(known) >= FEW else None
 
     def moved(self, fragment: int, base: int, version: int) -> float:
@@ -84,25 +83,30 @@ class OutlierHistory:
         It is the sum of the norms of the outer steps; infinity if an earlier incarnation of this
         syncer took some of them.
         """
-        moves, total = self._fragments[fragment].moves, 0.0
+        moves, total = self.fragments[fragment].moves, 0.0
         while version > base:
             version, far = moves.get(version, (base, inf))
             total += far
         return total
 
-    def objection(self, said: Contribution) -> str | None:
-        """Return why a contribution's token count is too high, or None if it is not."""
-        if not self.band or len(self._tokens) < FEW:
+    def objection(self, said: Contribution, band: float) -> str | None:
+        """Return why a contribution's token count is too high, or None if it is not.
+
+        Args:
+            said: the contribution.
+            band: the limit as a multiple of the median; 0 accepts everything.
+        """
+        if not band or len(self.tokens) < FEW:
             return None
-        usual = lower_median(self._tokens)
-        if said.tokens <= self.band * usual * said.steps:
+        usual = lower_median(self.tokens)
+        if said.tokens <= band * usual * said.steps:
             return None
-        self._vain += 1
-        if self._vain >= PATIENCE:
-            self._tokens, self._vain = [], 0
+        self.vain += 1
+        if self.vain >= PATIENCE:
+            self.tokens, self.vain = [], 0
         return (
             f"more tokens than steps allow: {said.tokens} in {said.steps}, "
-            f"usual are {usual:.4g} a step, {self.band:g} times that is taken"
+            f"usual are {usual:.4g} a step, {band:g} times that is taken"
         )
 
     def learn(self, merged: FragmentMerged, said: Mapping[str, Contribution], before: int) -> None:
@@ -117,21 +121,21 @@ class OutlierHistory:
             before: the version that they were merged into.
         """
         fragment, t = next((each.fragment, each.t) for each in said.values())
-        usual = self._fragments[fragment]
+        usual = self.fragments[fragment]
         if not merged.accepted:
             # Contributions with NaN or Inf were not measured; clearing the history would not help.
             usual.vain += len(merged.measured) == len(said)
             if usual.vain >= PATIENCE:
-                self._fragments[fragment] = Usual(moves=usual.moves)
+                self.fragments[fragment] = Usual(moves=usual.moves)
             return
-        usual.vain = self._vain = 0
+        usual.vain = self.vain = 0
         level = {name for name in merged.accepted if said[name].base == before}
         for each in merged.measured:
             if each.name in level:
                 _remember(usual.norms, [(each.norm, said[each.name].steps)])
                 _remember(usual.cosines, [each.cosine] if each.cosine is not None else [])
         taken = [said[name] for name in merged.accepted]
-        _remember(self._tokens, [each.tokens / each.steps for each in taken])
+        _remember(self.tokens, [each.tokens / each.steps for each in taken])
         usual.moves[t] = before, merged.moved
         for old in list(usual.moves)[:-WINDOW]:
             del usual.moves[old]

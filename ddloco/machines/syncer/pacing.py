@@ -17,7 +17,8 @@ not reported for ``LIVE_STEPS`` such steps is not counted for the median of the 
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from ddloco.job.config import Sync
 from ddloco.machines.syncer.estimates import Recent, grace_window
@@ -40,8 +41,7 @@ VAIN_DOUBLINGS_MAX = 12
 """The most doublings of a deadline; nine lead from ``PULL_S_UNKNOWN`` to ``PULL_S_MAX``."""
 
 
-@dataclass(slots=True)
-class Waiting:
+class Waiting(Struct, forbid_unknown_fields=True):
     """The sync that will be launched next.
 
     Attributes:
@@ -63,11 +63,9 @@ class Waiting:
     grace_s: float = 0.0
 
 
-@dataclass(slots=True)
-class Pacing:
+class Pacing(Struct, forbid_unknown_fields=True):
     """The estimates, in seconds, from which launch times and deadlines are computed."""
 
-    sync: Sync
     step_s: float | None = None
     quorum_s: Recent = field(default_factory=Recent)
     sync_s: Recent = field(default_factory=Recent)
@@ -114,7 +112,13 @@ class Pacing:
         return True
 
     def wait_until(
-        self, at: float, waiting: Waiting, *, able: int, missing: Callable[[float], bool]
+        self,
+        at: float,
+        waiting: Waiting,
+        sync: Sync,
+        *,
+        able: int,
+        missing: Callable[[float], bool],
     ) -> float | None:
         """Return when to check again; launch if that is not after ``at``.
 
@@ -123,11 +127,12 @@ class Pacing:
         Args:
             at: now.
             waiting: the sync; ``quorum_at`` and ``grace_s`` are updated.
+            sync: the job's ``[sync]``.
             able: learners that may contribute now.
             missing: whether a learner that has not reported yet is worth waiting for until a
                 given time, in seconds.
         """
-        if able < self.sync.quorum:
+        if able < sync.quorum:
             waiting.quorum_at = None
             return None
         if waiting.quorum_at is None:
@@ -136,9 +141,9 @@ class Pacing:
                 step_s=self.step_s,
                 quorum_s=self.quorum_s.value or 0.0,
                 sync_s=self.sync_s.value,
-                overlap=self.sync.overlap,
-                safety=self.sync.grace,
-                steps_max=self.sync.grace_steps_max,
+                overlap=sync.overlap,
+                safety=sync.grace,
+                steps_max=sync.grace_steps_max,
             )
         if waiting.floor_at is None:
             return None

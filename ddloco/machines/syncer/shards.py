@@ -6,7 +6,8 @@ end; each sends the last versions of its fragments, and the lead evaluates and s
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from clocks import actor_of, number_of
 from ddloco.job.protocol.messages import Close, GlobalFragment, ShardReport, Stop
@@ -24,8 +25,7 @@ REPORT_S = 5.0
 restarted, because the side that dials detects a lost peer only when it sends."""
 
 
-@dataclass(slots=True)
-class Shards:
+class Shards(Struct, forbid_unknown_fields=True):
     """What the lead knows of the other shards.
 
     Attributes:
@@ -42,13 +42,13 @@ class Shards:
 
     names: tuple[str, ...] = ()
     foreign: tuple[int, ...] = ()
-    linked: dict[str, str] = field(default_factory=dict[str, str])
-    finals: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
-    newest: dict[str, int] = field(default_factory=dict[str, int])
-    reports: dict[str, ShardReport] = field(default_factory=dict[str, ShardReport])
+    linked: dict[str, str] = {}
+    finals: dict[int, tuple[int, str]] = {}
+    newest: dict[str, int] = {}
+    reports: dict[str, ShardReport] = {}
     closing: str | None = None
     patient: bool = True
-    released: list[str] = field(default_factory=list[str])
+    released: list[str] = []
 
     @property
     def complete(self) -> bool:

@@ -2,9 +2,9 @@
 hang up, exit. Part of the syncer machine."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import isfinite
 
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from ddloco.job.protocol.effects import Evaluate, SaveModel
@@ -31,8 +31,7 @@ DIVERGED = "diverged"
 """The status of the result of a job whose final model has no finite held-out loss."""
 
 
-@dataclass(slots=True)
-class JobShutdown:
+class JobShutdown(Struct, forbid_unknown_fields=True):
     """The shutdown of a job at global step ``t``, and its progress."""
 
     status: Status

@@ -4,6 +4,8 @@ A snapshot without learners, in which nothing was merged since the last one, is 
 it would hold nothing new, and drive out older ones from which the learners could continue.
 """
 
+from msgspec import Struct
+
 from ddloco.stage.actors.effects import TakeSnapshot
 from ddloco.stage.actors.events import SnapshotRequested, SnapshotSettled
 from ddloco.stage.files.settings import SnapshotTable
@@ -16,83 +18,80 @@ LAST_S = 30.0
 """Seconds that the shutdown waits for the last snapshot, which may still be completed later."""
 
 
-class SnapshotPolicy:
+class SnapshotPolicy(Struct, forbid_unknown_fields=True):
     """The times at which snapshots are due.
 
-    Args:
-        table: the ``[snapshot]`` table of the job file.
+    Attributes:
+        step: the global step at which the last snapshot by ``every_steps`` was due.
+        last: whether the last snapshot has ended; None before it was requested.
+        under_way: how many snapshots are in progress.
+        owed: whether the last snapshot waits for an earlier one to end.
+        dirty: whether anything was merged since a snapshot was taken last.
     """
 
-    def __init__(self, table: SnapshotTable) -> None:
-        self._table = table
-        self._step = 0
-        """The global step at which the last snapshot by ``every_steps`` was due."""
-        self._last: bool | None = None
-        """Whether the last snapshot has ended; None before it was requested."""
-        self._under_way = 0
-        self._owed = False
-        """Whether the last snapshot waits for an earlier one to end."""
-        self._merged = False
-        """Whether anything was merged since a snapshot was taken last."""
+    step: int = 0
+    last: bool | None = None
+    under_way: int = 0
+    owed: bool = False
+    dirty: bool = False
 
-    def begin(self, at: float) -> list[Effect]:
+    def begin(self, at: float, table: SnapshotTable) -> list[Effect]:
         """Set the timer of the periodic snapshots."""
-        every_s = self._table.every_s
+        every_s = table.every_s
         return [SetTimer(SNAPSHOT, at + every_s)] if every_s else []
 
-    def timer(self, at: float, timer: str, members: int) -> list[Effect]:
+    def timer(self, at: float, timer: str, members: int, table: SnapshotTable) -> list[Effect]:
         """Handle a timer of this machine, with that many learners connected."""
         if timer == LAST:
-            self._last = True
+            self.last = True
             return []
-        return [*(self._due() if members or self._merged else []), *self.begin(at)]
+        return [*(self._due() if members or self.dirty else []), *self.begin(at, table)]
 
-    def merged(self, t: int) -> list[Effect]:
+    def merged(self, t: int, table: SnapshotTable) -> list[Effect]:
         """Take a snapshot if one is due after the merge of global step ``t``."""
-        self._merged = True
-        every = self._table.every_steps
-        if not every or t < self._step + every:
+        self.dirty = True
+        every = table.every_steps
+        if not every or t < self.step + every:
             return []
-        self._step = t - t % every
+        self.step = t - t % every
         return self._due()
 
     def _due(self) -> list[Effect]:
         """Take a snapshot unless one is in progress; a slow disk would otherwise fall behind."""
-        return self._take() if not self._under_way and self._last is None else []
+        return self._take() if not self.under_way and self.last is None else []
 
     def _take(self) -> list[Effect]:
-        self._under_way += 1
-        self._merged = False
+        self.under_way += 1
+        self.dirty = False
         return [TakeSnapshot()]
 
-    def go_on(self, at: float, t: int) -> list[Effect]:
+    def go_on(self, at: float, t: int, table: SnapshotTable) -> list[Effect]:
         """Continue after ``t`` from a snapshot, which may be the last one of an ended run."""
-        self._last, self._owed = None, False  # Those in progress settle one by one.
-        self._step = t
-        return [CancelTimer(LAST), *self.begin(at)]
+        self.last, self.owed = None, False  # Those in progress settle one by one.
+        self.step = t
+        return [CancelTimer(LAST), *self.begin(at, table)]
 
     def heard(self, event: SnapshotRequested | SnapshotSettled) -> list[Effect]:
         """Count a snapshot that was requested from outside, or one that has ended."""
-        self._under_way += 1 if isinstance(event, SnapshotRequested) else -1
-        if self._last is not False or self._under_way:
+        self.under_way += 1 if isinstance(event, SnapshotRequested) else -1
+        if self.last is not False or self.under_way:
             return []
-        if self._owed:
-            self._owed = False
+        if self.owed:
+            self.owed = False
             return self._take()
-        self._last = True
+        self.last = True
         return [CancelTimer(LAST)]
 
-    @property
-    def over(self) -> bool:
+    def over(self, table: SnapshotTable) -> bool:
         """Whether the shutdown need not wait for a snapshot."""
-        return self._last is True or not self._table.wanted
+        return self.last is True or not table.wanted
 
-    def end(self, at: float, members: int) -> list[Effect]:
+    def end(self, at: float, members: int, table: SnapshotTable) -> list[Effect]:
         """Take the last snapshot, after one in progress, while all actors are connected."""
-        if self._last is not None or self.over:
+        if self.last is not None or self.over(table):
             return []
-        if not members and not self._merged and not self._under_way:
-            self._last = True
+        if not members and not self.dirty and not self.under_way:
+            self.last = True
             return []
-        self._last, self._owed = False, self._under_way > 0
-        return [SetTimer(LAST, at + LAST_S), *([] if self._owed else self._take())]
+        self.last, self.owed = False, self.under_way > 0
+        return [SetTimer(LAST, at + LAST_S), *([] if self.owed else self._take())]

@@ -5,7 +5,10 @@ without a merge (twenty steps or four pull deadlines if one of these is longer),
 intervals.
 """
 
-from ddloco.machines.syncer.membership import Membership
+from msgspec import Struct
+
+from ddloco.job.config import Job
+from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.stage.actors.effects import Observe
 from transport import Effect, SetTimer
@@ -25,44 +28,49 @@ NAMES_MAX = 8
 """Learners that are named in one line."""
 
 
-class Standstill:
-    """Checks whether merges are done, and warns otherwise."""
+class Standstill(Struct, forbid_unknown_fields=True):
+    """Checks whether merges are done, and warns otherwise.
 
-    def __init__(self) -> None:
-        self._since = 0.0
-        self._merges = 0
-        self._said = 0
+    Attributes:
+        since: since when merges are expected, or the time of the last one, in seconds.
+        merges: how many merges there were then.
+        warnings: how often it has warned since.
+    """
+
+    since: float = 0.0
+    merges: int = 0
+    warnings: int = 0
 
     def begin(self, at: float) -> list[Effect]:
         """Start to expect merges."""
-        self._since = at
+        self.since = at
         return [SetTimer(STANDSTILL, at + STANDSTILL_S)]
 
-    def look(self, at: float, rounds: Rounds, membership: Membership) -> list[Effect]:
+    def look(self, at: float, rounds: Rounds, job: Job, plan: FragmentPlan) -> list[Effect]:
         """Handle the timer: warn if nothing was merged for too long."""
-        if rounds.over:
+        if rounds.over(job, plan):
             return []
-        if rounds.merges != self._merges:
-            self._merges, self._since, self._said = rounds.merges, rounds.merged_at, 0
-        due = self._since + self._patience_s(rounds) * 2**self._said
+        if rounds.merges != self.merges:
+            self.merges, self.since, self.warnings = rounds.merges, rounds.merged_at, 0
+        due = self.since + self._patience_s(rounds) * 2**self.warnings
         if at < due:
             return [SetTimer(STANDSTILL, max(due, at + 1.0))]
-        again = at + min(STANDSTILL_S * 2 ** (self._said + 1), REPEAT_S_MAX)
-        self._said = min(self._said + 1, 10)
+        again = at + min(STANDSTILL_S * 2 ** (self.warnings + 1), REPEAT_S_MAX)
+        self.warnings = min(self.warnings + 1, 10)
         fields = {
             "level": "warning",
-            "since_s": round(at - self._since, 3),
+            "since_s": round(at - self.since, 3),
             "t": rounds.schedule.t,
-            "reason": waits_for(rounds, membership),
+            "reason": waits_for(rounds, job),
         }
         return [Observe("no merge", fields), SetTimer(STANDSTILL, again)]
 
-    def words(self, at: float, rounds: Rounds, membership: Membership) -> str:
+    def words(self, at: float, rounds: Rounds, job: Job, plan: FragmentPlan) -> str:
         """Return a description if nothing was merged for too long, else an empty string."""
-        merged_at = max(self._since, rounds.merged_at)
-        if rounds.over or at - merged_at < self._patience_s(rounds):
+        merged_at = max(self.since, rounds.merged_at)
+        if rounds.over(job, plan) or at - merged_at < self._patience_s(rounds):
             return ""
-        return f"no merge for {at - merged_at:.0f} s: waits for {waits_for(rounds, membership)}"
+        return f"no merge for {at - merged_at:.0f} s: waits for {waits_for(rounds, job)}"
 
     def _patience_s(self, rounds: Rounds) -> float:
         pacing = rounds.pacing
@@ -71,8 +79,9 @@ class Standstill:
         return max(STANDSTILL_S, steps_s, STANDSTILL_PULLS * max(pulls_s, default=0.0))
 
 
-def waits_for(rounds: Rounds, membership: Membership) -> str:
+def waits_for(rounds: Rounds, job: Job) -> str:
     """Return a description of what a syncer waits for."""
+    membership = rounds.membership
     linked = len(membership.members)
     if rounds.syncs:
         t, sync = min(rounds.syncs.items())
@@ -87,10 +96,8 @@ def waits_for(rounds: Rounds, membership: Membership) -> str:
     there = {each.incarnation for each in able}
     idle = [each.incarnation for each in membership.members.values()]
     idle = [each for each in idle if each not in there]
-    said = (
-        f"a quorum of {rounds.quorum} for global step {waiting.t}: {len(able)} of {linked} linked "
-    )
-    said += "learners have finished a step with something to merge"
+    said = f"a quorum of {job.sync.quorum} for global step {waiting.t}: {len(able)} of {linked} "
+    said += "linked learners have finished a step with something to merge"
     return f"{said}; nothing new from {names(idle)}" if idle else said
 
 

@@ -14,11 +14,12 @@ from ddloco.job.protocol.status import (
 )
 from ddloco.job.protocol.time_spent import TimeSpent
 from ddloco.machines.syncer.accounts import plausible
-from ddloco.machines.syncer.global_fragments import Globals, Sync
+from ddloco.machines.syncer.global_fragments import Globals
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.pacing import Waiting
 from ddloco.machines.syncer.rounds import Rounds
+from ddloco.machines.syncer.syncs import Sync
 
 NOT_FRESH = "has finished no step since the last launch"
 """Why a learner that may contribute does not count for a quorum (paper 3.3 b)."""
@@ -26,8 +27,6 @@ NOT_FRESH = "has finished no step since the last launch"
 
 def status_of(
     at: float,
-    membership: Membership,
-    parts: Globals,
     rounds: Rounds | None,
     *,
     recovering: tuple[RecoveringMember, ...],
@@ -38,20 +37,19 @@ def status_of(
 
     Args:
         at: the time, in seconds since the syncer's start.
-        membership: its learners.
-        parts: the global fragments.
-        rounds: its syncs; None before the first parameters.
+        rounds: its syncs, learners and global fragments; None before the first parameters.
         recovering: the learners that receive a peer's state.
         standstill: why nothing has been merged for a long time; empty otherwise.
         numbers: the job's numbers.
     """
-    waiting = rounds.waiting if rounds is not None else None
-    syncs = rounds.syncs if rounds is not None else {}
-    last = rounds.seen if rounds is not None else {}
+    if rounds is None:
+        return SyncerStatus(**asdict(numbers), t=0, merges=0, taking_part=0, averaged=0)
+    waiting, syncs, last = rounds.waiting, rounds.syncs, rounds.seen
+    membership, parts = rounds.membership, rounds.globals
     return SyncerStatus(
         **asdict(numbers),
-        t=rounds.schedule.t if rounds is not None else 0,
-        merges=rounds.merges if rounds is not None else 0,
+        t=rounds.schedule.t,
+        merges=rounds.merges,
         taking_part=last.get("taking_part", 0),
         averaged=last.get("averaged", 0),
         versions=tuple(parts.versions),

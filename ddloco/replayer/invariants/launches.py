@@ -253,14 +253,14 @@ class Launches(InvariantCheck[Stage, Role]):
     def _waits(self, stage: Stage, role: Role, event: Event) -> None:
         """Check that a sync with a quorum is launched when its floor and grace window are over."""
         machine: Any = role.actor.machine
-        waiting, at = machine._under_way.waiting if machine.rounds else None, role.at
+        waiting, at = machine.rounds.waiting if machine.rounds else None, role.at
         self._graced = None
         if waiting is None or waiting.quorum_at is None:
             self._overdue = 0
             return
         self._graced = waiting.t, waiting.quorum_at + waiting.grace_s
         if waiting.quorum_at == at:
-            sync, step_s = stage.job.sync, machine._under_way.pacing.step_s or 0.0
+            sync, step_s = stage.job.sync, machine.rounds.pacing.step_s or 0.0
             most = min(sync.grace * sync.overlap, sync.grace_steps_max) * step_s
             within = waiting.grace_s <= most + ROUNDING_S
             self.hold(

@@ -21,7 +21,7 @@ from ddloco.replayer.invariants.base import InvariantCheck, PerSyncer, Violation
 from ddloco.replayer.invariants.launches import PULLED, Launches
 from ddloco.replayer.invariants.merged_tokens import MergedTokens, Share
 from ddloco.replayer.invariants.training import Causal, Durable, Learning, Merging
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import new_actor
 from replay import Divergence, Player, Tape
 
 SAME = "same-decisions"
@@ -91,7 +91,7 @@ class TapeRole:
     def __init__(self, job: Job, incarnation: str) -> None:
         self.incarnation = incarnation
         self.actor_name = actor_of(incarnation)
-        self.actor = Actor(incarnation, machine_for(job, incarnation))
+        self.actor = new_actor(incarnation, machine_for(job, incarnation))
         self.at = 0.0
 
 

@@ -5,10 +5,14 @@ actor's own entry, and every message sent while handling it carries that clock. 
 event first and pass facts on to the machine; the messages that the machine sends go through them.
 """
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clocks import RunningClock, actor_of, number_of
-from ddloco.stage.actors.effects import CaptureState, TakeSnapshot, Work
+from ddloco.stage.actors.effects import AskedByAll, CaptureState, TakeSnapshot, Work
 from ddloco.stage.actors.events import (
     Captured,
     Restored,
@@ -16,11 +20,12 @@ from ddloco.stage.actors.events import (
     SnapshotSettled,
     WorkResult,
 )
-from ddloco.stage.actors.snapshot_adapter import Cutting
-from ddloco.stage.actors.state_types import package_of, states_of
-from snapshot import FreezeError, Moment, freeze
+from ddloco.stage.actors.snapshot_adapter import Cutting, new_cutting
+from snapshot import Moment, StateError, read_state, write_state
+from snapshot.attributes import machine_from, plain_state
 from transport import (
     CONTROL,
+    Body,
     CancelTimer,
     Dial,
     Drop,
@@ -46,7 +51,7 @@ from transport import (
 LINK_EFFECTS = frozenset({Send, Dial, Listen, Hangup, Mark})
 
 
-ACTOR_SEMANTICS = ("shared-deltas", "owed-credit", "runs-told-apart", "listed-states")
+ACTOR_SEMANTICS = ("shared-deltas", "owed-credit", "runs-told-apart", "typed-states")
 """Behaviours of links and clocks, which every tape names. A change that makes old tapes replay
 differently adds or renames one, so that old tapes are refused with an error message."""
 
@@ -63,32 +68,62 @@ class Machine(Protocol):
         ...
 
 
-class Actor:
-    """A machine with its links, clock, array handles, timers and part in snapshots.
+if TYPE_CHECKING:  # A checker knows defaults of type variables, Python 3.11 does not.
+    from typing_extensions import TypeVar as TypeVarWithDefault
 
-    Args:
-        incarnation: the actor's name with its incarnation number, as in ``learner-3.2``.
-        machine: the machine that handles the events.
+    M = TypeVarWithDefault("M", bound="Machine", default=Any)
+    B = TypeVarWithDefault("B", bound=Body, default=Any)
+    W = TypeVarWithDefault("W", bound=Work, default=Any)
+else:
+    M, B, W = TypeVar("M"), TypeVar("B"), TypeVar("W")
+
+
+class OwnMachine(Struct, tag=True, forbid_unknown_fields=True):
+    """Base of the machines that are structs of their whole state, with declared types.
+
+    A machine of any other class is written by its attributes; see ``user_state``.
     """
 
-    def __init__(self, incarnation: str, machine: Machine) -> None:
-        self.incarnation = incarnation
-        self.machine = machine
-        self.handles = Handles()
-        self.clock = RunningClock(incarnation)
-        self.links = Links(self.clock, self.handles)
-        self.snapshots = Cutting(incarnation, self.links, package_of(machine))
-        self.at = 0.0
-        """The time of the newest event, in seconds since the actor's start."""
-        self.timers: dict[str, float] = {}
-        """Timers that are set, by name, with their due time; part of the state in a snapshot."""
-        self.under_way: dict[int, Work] = {}
-        """Work that was requested and has not finished, by number."""
-        self.learned: dict[str, int] = {}
-        """The entries of other actors that the newest event changed in the clock."""
-        self._witnessed: Event | None = None
-        self.floors: dict[str, int] = {}
-        """For each actor, the lowest incarnation number that may still occur."""
+
+class Actor(Struct, Generic[M, B, W], forbid_unknown_fields=True):
+    """A machine with its links, timers and part in snapshots; made by ``new_actor``.
+
+    Attributes:
+        machine: the machine that handles the events.
+        links: its links, with its clock and its array handles.
+        snapshots: its part in snapshots.
+        at: the time of the newest event, in seconds since the actor's start.
+        timers: timers that are set, by name, with their due time.
+        under_way: work that was requested and has not finished, by number.
+        learned: the entries of other actors that the newest event changed in the clock.
+        witnessed: whether the clock is already advanced to the event that is handled next.
+        floors: for each actor, the lowest incarnation number that may still occur.
+    """
+
+    machine: M
+    links: Links[B]
+    snapshots: Cutting[B]
+    at: float = 0.0
+    timers: dict[str, float] = {}
+    under_way: dict[int, W] = {}
+    learned: dict[str, int] = {}
+    witnessed: bool = False
+    floors: dict[str, int] = {}
+
+    @property
+    def incarnation(self) -> str:
+        """The actor's name with its incarnation number, as in ``learner-3.2``."""
+        return self.links.clock.me
+
+    @property
+    def clock(self) -> RunningClock:
+        """The actor's vector clock."""
+        return self.links.clock
+
+    @property
+    def handles(self) -> Handles:
+        """The references to arrays."""
+        return self.links.handles
 
     @property
     def number(self) -> int:
@@ -104,44 +139,45 @@ class Actor:
         Returns:
             The entries of other actors that changed.
         """
-        if type(event) is MessageArrived and self.links.teaches(event):
+        links = self.links
+        if type(event) is MessageArrived and links.teaches(event):
             heard = event.clock
             if self.floors:
                 heard = {name: count for name, count in heard.items() if not self._retired(name)}
-            self.learned = self.clock.tick(heard, event.sender)
+            learned = links.clock.tick(heard, event.sender)
         else:
-            self.learned = self.clock.tick()
-        self._witnessed = event
-        return self.learned
+            learned = links.clock.tick()
+        self.learned, self.witnessed = learned, True
+        return learned
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event; returns the effects for the driver to perform, in order.
 
         An array that came with a message is released at the end unless it was kept meanwhile.
         """
-        if self._witnessed is not event:
+        if not self.witnessed:
             self.witness(event)
-        self._witnessed = None
+        self.witnessed = False
         effects: list[Effect] = []
-        arrived = ""
+        arrived, links, snapshots = "", self.links, self.snapshots
         self.at = at
         # Exact types are compared because each event passes here; isinstance costs a struct more.
         begun = self._renew(effects) if type(event) is Restored else []
         if type(event) is MessageArrived:
             arrived = event.handle
             if arrived:
-                self.handles.hold(arrived)
-            for kept in self.snapshots.hears(event):
+                links.handles.hold(arrived)
+            for kept in snapshots.hears(event, links):
                 self._do(at, kept, effects)
-        heard, asked = self.links.handle(at, event)
+        heard, asked = links.handle(at, event)
         effects += asked
         for fact in heard:
             self._tell(at, fact, effects)
         if type(event) is Restored:
             self._part_with(at, begun, event.missing, effects)
         if arrived:
-            effects += self.handles.release(arrived)
-        cuts = self.snapshots.due
+            effects += links.handles.release(arrived)
+        cuts = self.snapshots.cuts
         if cuts:
             for marker in self.snapshots.mark():
                 self._do(at, marker, effects)
@@ -154,7 +190,7 @@ class Actor:
         """Pass a fact to the snapshot adapter and the machine, and perform what they request."""
         snapshots = self.snapshots
         if snapshots.concerns(fact):
-            asked = snapshots.take_part(at, fact, self._moment)
+            asked = snapshots.take_part(at, fact, self._moment, self.links.clock)
             if type(fact) is SnapshotRequested:
                 asked = [*self.machine.handle(at, fact), *asked]
         else:
@@ -183,9 +219,9 @@ class Actor:
             for more in news:
                 self._tell(at, more, effects)
         elif kind is Keep:
-            self.handles.hold(effect.handle)
+            self.links.handles.hold(effect.handle)
         elif kind is Drop:
-            effects += self.handles.release(effect.handle)
+            effects += self.links.handles.release(effect.handle)
         elif kind is Retire:
             self._retire(effect.floors)
         elif kind is TakeSnapshot:
@@ -212,7 +248,8 @@ class Actor:
             elif kind is CancelTimer:
                 self.timers.pop(effect.timer, None)
             elif kind is not Transmit and isinstance(effect, Work):
-                self.under_way[effect.work] = effect
+                work: Any = effect
+                self.under_way[work.work] = work
 
     def _renew(self, effects: list[Effect]) -> list[str]:
         """Continue in another run, without the unfinished snapshots of the earlier one.
@@ -221,7 +258,7 @@ class Actor:
             The unfinished snapshots that this actor had begun.
         """
         former, links = self.snapshots, self.links
-        self.snapshots = Cutting(self.incarnation, links, package_of(self.machine))
+        self.snapshots = new_cutting(self.incarnation)
         self.snapshots.inherit(former)
         for handle in former.holding():
             effects += self.handles.release(handle)
@@ -269,12 +306,21 @@ class Actor:
                 self.handles.hold(handle)
         self.clock.rest()
         try:
-            state = freeze(self, states_of(package_of(self.machine)))
-        except FreezeError as error:
+            state = self.write()
+        except StateError as error:
             for work, _ in begun:
                 self._tell(at, Captured(work, failed=str(error)), effects)
             return
         effects += [CaptureState(work, snapshot, state, there) for work, snapshot in begun]
+
+    def write(self) -> bytes:
+        """Return the whole state as bytes.
+
+        Raises:
+            StateError: the machine's state is no plain data.
+        """
+        own = isinstance(self.machine, OwnMachine)
+        return write_state(self if own else replace(self, machine=plain_state(self.machine)))
 
     def _retire(self, floors: dict[str, int]) -> None:
         """Remove retired incarnations from the clock; later messages that name them add nothing."""
@@ -284,3 +330,50 @@ class Actor:
 
     def _retired(self, name: str) -> bool:
         return number_of(name) < self.floors.get(actor_of(name), 0)
+
+
+def new_actor(incarnation: str, machine: M) -> Actor[M, Any, Any]:
+    """Return an actor before its first event.
+
+    Args:
+        incarnation: the actor's name with its incarnation number, as in ``learner-3.2``.
+        machine: the machine that handles the events.
+    """
+    links = Links(RunningClock(incarnation), Handles())
+    return Actor(machine, links, new_cutting(incarnation))
+
+
+@dataclass(frozen=True)
+class ActorStates(Generic[M]):
+    """Reads the states of actors whose machines are of one class.
+
+    Attributes:
+        machine: the class of the machine.
+        said: the union of the message bodies.
+        asked: the union of the work effects that the machine requests.
+    """
+
+    machine: type[M]
+    said: Any
+    asked: Any
+
+    def read(self, data: bytes) -> Actor[M, Any, Any]:
+        """Read what ``Actor.write`` wrote.
+
+        Raises:
+            StateError: it is not the state of such an actor.
+        """
+        asked = AskedByAll | self.asked
+        if issubclass(self.machine, OwnMachine):
+            return read_state(data, Actor[self.machine, self.said, asked])
+        plain: Any = dict[str, Any]
+        actor = read_state(data, Actor[plain, self.said, asked])
+        return replace(actor, machine=machine_from(self.machine, actor.machine))
+
+    def read_flight(self, data: bytes) -> list[MessageArrived[Any]]:
+        """Read the messages that were in flight to such an actor.
+
+        Raises:
+            StateError: they are not such messages.
+        """
+        return read_state(data, list[MessageArrived[self.said]])

@@ -83,6 +83,10 @@ class CommitSnapshot(Work, frozen=True):
     absent: dict[str, str]
 
 
+AskedByAll = CaptureState | CaptureFlight | CommitSnapshot
+"""The work that every actor may have under way, besides its own."""
+
+
 class TakeSnapshot(Effect, frozen=True):
     """Begin a snapshot whose cut is this event.
 

@@ -8,9 +8,11 @@ The cut is at the end of an event: markers are sent after every message of that 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic
 
-from clocks import actor_of
+from msgspec import Struct
+
+from clocks import RunningClock, actor_of
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
 from ddloco.stage.actors.events import (
     Captured,
@@ -21,7 +23,6 @@ from ddloco.stage.actors.events import (
 )
 from ddloco.stage.actors.messages import SnapshotPart
 from ddloco.stage.actors.observations import BEGUN, DISCARDED, FAILED, TAKEN
-from ddloco.stage.actors.state_types import states_of
 from snapshot import (
     GATHERING_S,
     Ask,
@@ -35,9 +36,9 @@ from snapshot import (
     Participant,
     RecordFlight,
     Tell,
-    freeze,
     problem_of,
     split,
+    write_state,
 )
 from transport import (
     CONTROL,
@@ -55,6 +56,7 @@ from transport import (
     TokenBucket,
 )
 from transport import Mark as MarkLanes
+from transport.message import B
 
 CUT = "cut/"
 GATHER = "gather/"
@@ -71,51 +73,48 @@ def _refused(message: MessageArrived[Any], reason: str) -> Effect:
     return Observe("refused", {"peer": message.sender, "reason": reason})
 
 
-class Cutting:
-    """One actor's part in snapshots.
+class Cutting(Struct, Generic[B], forbid_unknown_fields=True):
+    """One actor's part in snapshots; made by ``new_cutting``.
 
-    Args:
-        me: the actor's incarnation.
-        links: its links.
-        package: the top-level package of its machine, if that is of a program.
+    Attributes:
+        participant: the decisions.
+        links_up: the incarnation at the other end of each link, by the link's name.
+        incarnations: the links to each incarnation.
+        cuts: cuts at the end of the current event.
+        held: snapshot and handles that are being written, by work number.
+        flight: references to each handle for in-flight messages of incomplete cuts.
+        commits: the snapshots that are being committed, by work number.
+        allowances: the remaining allowance of each actor that begins snapshots.
+        newest_work: the work number that was given last.
+        settled: events that the machine must handle.
     """
 
-    def __init__(self, me: str, links: Links, package: str = "") -> None:
-        self._me = me
-        self._links = links
-        self._package = package
-        self._participant: Participant[MessageArrived[Any]] = Participant(me, LANES)
-        self._peers: dict[str, str] = {}
-        """The incarnation at the other end of each link, by the link's name."""
-        self._incarnations: dict[str, list[str]] = {}
-        """The links to each incarnation."""
-        self._cuts: list[Capture] = []
-        """Cuts at the end of the current event."""
-        self._held: dict[int, tuple[str, tuple[str, ...]]] = {}
-        """Snapshot and handles that are being written, by work number."""
-        self._flight: dict[str, int] = {}
-        """References to each handle for in-flight messages of incomplete cuts."""
-        self._commits: dict[int, Commit] = {}
-        self._allowances: dict[str, TokenBucket] = {}
-        """The remaining allowance of each actor that begins snapshots."""
-        self._work = 0
-        self._news: list[SnapshotSettled] = []
+    participant: Participant[MessageArrived[B]]
+    links_up: dict[str, str] = {}
+    incarnations: dict[str, list[str]] = {}
+    cuts: list[Capture] = []
+    held: dict[int, tuple[str, tuple[str, ...]]] = {}
+    flight: dict[str, int] = {}
+    commits: dict[int, Commit] = {}
+    allowances: dict[str, TokenBucket] = {}
+    newest_work: int = 0
+    settled: list[SnapshotSettled] = []
 
     # Events.
 
-    def hears(self, event: MessageArrived[Any]) -> list[Effect]:
+    def hears(self, event: MessageArrived[Any], links: Links[Any]) -> list[Effect]:
         """Record a message that is in flight at a cut, before the links handle it.
 
         The marker that ends the recording of a lane is itself recorded, because it has a sequence
         number in that lane.
         """
-        if not self._participant.recording or not self._links.carries(event):
+        if not self.participant.recording or not links.carries(event):
             return []
-        times = self._participant.heard((event.sender, event.lane), event)
+        times = self.participant.heard((event.sender, event.lane), event)
         if not event.handle:
             return []
         if times:
-            self._flight[event.handle] = self._flight.get(event.handle, 0) + times
+            self.flight[event.handle] = self.flight.get(event.handle, 0) + times
         return [Keep(event.handle)] * times
 
     def concerns(self, fact: Any) -> bool:
@@ -126,21 +125,24 @@ class Cutting:
         if kind is TimerFired:
             return self.timed(fact.timer)
         if kind is WorkFailed:
-            return fact.work in self._held or fact.work in self._commits
+            return fact.work in self.held or fact.work in self.commits
         return kind in OWN
 
-    def take_part(self, at: float, fact: Any, moment: Callable[[], Moment]) -> list[Effect]:
+    def take_part(
+        self, at: float, fact: Any, moment: Callable[[], Moment], clock: RunningClock
+    ) -> list[Effect]:
         """Handle a fact that concerns snapshots; returns effects, as a machine does.
 
         Args:
             at: the current time, in seconds.
             fact: the fact.
             moment: returns the actor's event number, clock and peers, for a cut at this event.
+            clock: the actor's clock.
         """
-        participant = self._participant
+        participant = self.participant
         match fact:
             case MessageArrived(body=Marker(snapshot)):
-                problem = self._marker_problem(at, snapshot)
+                problem = self._marker_problem(at, snapshot, clock)
                 if problem is not None:
                     return [_refused(fact, problem)]
                 channel = (fact.sender, fact.lane)
@@ -161,13 +163,13 @@ class Cutting:
             case Committed(work, failed):
                 return self._committed(work, failed)
             case WorkFailed(work, _, reason):
-                if work in self._commits:
+                if work in self.commits:
                     return self._committed(work, reason)
                 return self._captured(work, "", reason)
             case _:
                 return []
 
-    def _marker_problem(self, at: float, snapshot: str) -> str | None:
+    def _marker_problem(self, at: float, snapshot: str, clock: RunningClock) -> str | None:
         """Return why a marker is refused, or None.
 
         A marker is refused if its snapshot cannot exist or if its actor begins too many. A peer
@@ -177,20 +179,20 @@ class Cutting:
             initiator, number = split(snapshot)
         except ValueError as error:
             return f"$.body.snapshot: {error}"
-        known = self._links.clock[initiator]
+        known = clock[initiator]
         if number > known:
             return f"$.body.snapshot: {snapshot}, of {initiator} event {known} is known"
-        if initiator == self._me and self._participant.unheard_of(snapshot):
+        if initiator == self.participant.me and self.participant.unheard_of(snapshot):
             return f"$.body.snapshot: {snapshot} was not begun here"
         who = actor_of(initiator)
-        if self._participant.unheard_of(snapshot) and not self._allowed(at, who):
+        if self.participant.unheard_of(snapshot) and not self._allowed(at, who):
             return f"$.body.snapshot: {who} begins more than {BEGUN_PER_S:g} snapshots a second"
         return None
 
     def _allowed(self, at: float, initiator: str) -> bool:
         """Whether an actor may begin another snapshot now; refused attempts count as well."""
         full = TokenBucket(BEGUN_AT_ONCE, BEGUN_PER_S, BEGUN_AT_ONCE, at)
-        return self._allowances.setdefault(initiator, full).take(at)
+        return self.allowances.setdefault(initiator, full).take(at)
 
     def _part_problem(self, sender: str, snapshot: str, part: Part) -> str | None:
         """Return why a part of a snapshot is refused, or None.
@@ -201,55 +203,55 @@ class Cutting:
         problem = problem_of(part)
         if problem is not None:
             return f"$.body.{problem}"
-        begun_here = snapshot in self._participant.began()
+        begun_here = snapshot in self.participant.began()
         if (
             begun_here
             and part.who != sender
-            and (part.who == self._me or part.who in self._incarnations)
+            and (part.who == self.participant.me or part.who in self.incarnations)
         ):
             return f"$.body.part.who: {part.who}, which is not who speaks"
         return None
 
     def take(self, at: float, now: Moment) -> list[Effect]:
         """Begin a snapshot with this event."""
-        asked = self._do(self._participant.take(at, now))
-        return [*(Observe(BEGUN, {"snapshot": each.snapshot}) for each in self._cuts), *asked]
+        asked = self._do(self.participant.take(at, now))
+        return [*(Observe(BEGUN, {"snapshot": each.snapshot}) for each in self.cuts), *asked]
 
     def joined(self, fact: PeerJoined) -> list[Effect]:
         """Handle a new link."""
         self._unplug(fact.peer)
-        self._peers[fact.peer] = fact.incarnation
-        self._incarnations.setdefault(fact.incarnation, []).append(fact.peer)
-        return self._do(self._participant.joined(fact.incarnation))
+        self.links_up[fact.peer] = fact.incarnation
+        self.incarnations.setdefault(fact.incarnation, []).append(fact.peer)
+        return self._do(self.participant.joined(fact.incarnation))
 
     def lost(self, peer: str, reason: str) -> list[Effect]:
         """Handle the loss of a link."""
         gone = self._unplug(peer)
-        return self._do(self._participant.gone(gone, reason)) if gone is not None else []
+        return self._do(self.participant.gone(gone, reason)) if gone is not None else []
 
     def _unplug(self, peer: str) -> str | None:
         """Remove a link; returns the incarnation at its other end, None if there was no link."""
-        gone = self._peers.pop(peer, None)
+        gone = self.links_up.pop(peer, None)
         if gone is not None:
-            routes = self._incarnations[gone]
+            routes = self.incarnations[gone]
             routes.remove(peer)
             if not routes:
-                del self._incarnations[gone]
+                del self.incarnations[gone]
         return gone
 
     def holding(self) -> list[str]:
         """Return the referenced handles, each as often as it is referenced."""
-        flight = (handle for handle, times in self._flight.items() for _ in range(times))
-        return [*flight, *(each for _, handles in self._held.values() for each in handles)]
+        flight = (handle for handle, times in self.flight.items() for _ in range(times))
+        return [*flight, *(each for _, handles in self.held.values() for each in handles)]
 
     def began(self) -> list[str]:
         """Return the snapshots that this actor began and that are not yet settled."""
-        committing = [each.snapshot for each in self._commits.values()]
-        return [*self._participant.began(), *committing]
+        committing = [each.snapshot for each in self.commits.values()]
+        return [*self.participant.began(), *committing]
 
     def inherit(self, former: "Cutting") -> None:
         """Take over the set of known snapshots from before a restore, and nothing else."""
-        self._participant.inherit(former._participant)
+        self.participant.inherit(former.participant)
 
     def wrote(self, work: Work) -> bool:
         """Whether a work effect belongs to a snapshot."""
@@ -261,27 +263,22 @@ class Cutting:
 
     def peers(self) -> tuple[str, ...]:
         """Return the incarnations of the connected peers, sorted by name as bytes."""
-        return tuple(sorted(self._peers.values(), key=str.encode))
+        return tuple(sorted(self.links_up.values(), key=str.encode))
 
     def news(self) -> list[SnapshotSettled]:
         """Return and clear the events that the machine must handle."""
-        news, self._news = self._news, []
+        news, self.settled = self.settled, []
         return news
 
     # The cut.
 
-    @property
-    def due(self) -> bool:
-        """Whether the actor is to be captured at the end of this event."""
-        return bool(self._cuts)
-
     def mark(self) -> list[Effect]:
         """Send markers to all peers, after every message of this event."""
         effects: list[Effect] = []
-        for cut in self._cuts:
+        for cut in self.cuts:
             effects += [mark for peer in cut.peers for mark in self._mark(peer, cut.snapshot)]
             effects.append(SetTimer(CUT + cut.snapshot, cut.until))
-            if cut.snapshot in self._participant.began():
+            if cut.snapshot in self.participant.began():
                 until = cut.until + GATHERING_S
                 effects.append(SetTimer(GATHER + cut.snapshot, until))
         return effects
@@ -295,25 +292,25 @@ class Cutting:
             The work number and the snapshot of each cut.
         """
         begun: list[tuple[int, str]] = []
-        for cut in self._cuts:
+        for cut in self.cuts:
             work = self._next_work()
-            self._held[work] = cut.snapshot, handles
+            self.held[work] = cut.snapshot, handles
             begun.append((work, cut.snapshot))
-        self._cuts.clear()
+        self.cuts.clear()
         return begun
 
     def _captured(self, work: int, content: str, failed: str) -> list[Effect]:
-        snapshot, handles = self._held.pop(work)
+        snapshot, handles = self.held.pop(work)
         effects: list[Effect] = [Drop(handle) for handle in handles]
         if not failed:
-            return effects + self._do(self._participant.captured(snapshot, content))
-        asked = self._do(self._participant.failed(snapshot, failed))
+            return effects + self._do(self.participant.captured(snapshot, content))
+        asked = self._do(self.participant.failed(snapshot, failed))
         if asked:  # Otherwise the failure of another blob was logged already.
             effects.append(Observe(FAILED, {"snapshot": snapshot, "reason": failed}))
         return effects + asked
 
     def _committed(self, work: int, failed: str) -> list[Effect]:
-        commit = self._commits.pop(work)
+        commit = self.commits.pop(work)
         return self._settle(commit.snapshot, failed, commit)
 
     # Requests of the participant.
@@ -324,7 +321,7 @@ class Cutting:
     def _ask(self, ask: Ask[MessageArrived[Any]]) -> list[Effect]:
         match ask:
             case Capture():
-                self._cuts.append(ask)
+                self.cuts.append(ask)
                 return []
             case Mark(snapshot, peer):
                 return self._mark(peer, snapshot)
@@ -339,7 +336,7 @@ class Cutting:
                 return [Send(route, CONTROL, said) for route in routes]
             case Commit(snapshot, parts, absent):
                 work = self._next_work()
-                self._commits[work] = ask
+                self.commits[work] = ask
                 return [CommitSnapshot(work, snapshot, parts, dict(absent))]
             case Discard(snapshot, reason):
                 return self._settle(snapshot, reason, None)
@@ -350,7 +347,7 @@ class Cutting:
 
     def _routes(self, incarnation: str) -> list[str]:
         """Return the links to an incarnation."""
-        return self._incarnations.get(incarnation, [])
+        return self.incarnations.get(incarnation, [])
 
     def _record_flight(self, ask: RecordFlight[MessageArrived[Any]]) -> Effect:
         messages = [event for _, events in ask.in_flight for event in events]
@@ -358,10 +355,8 @@ class Cutting:
         for handle in handles:
             self._land(handle)  # The reference now belongs to the work that writes it.
         work = self._next_work()
-        self._held[work] = ask.snapshot, handles
-        return CaptureFlight(
-            work, ask.snapshot, freeze(messages, states_of(self._package)), handles
-        )
+        self.held[work] = ask.snapshot, handles
+        return CaptureFlight(work, ask.snapshot, write_state(messages), handles)
 
     def _forget(self, handles: list[str]) -> list[Effect]:
         for handle in handles:
@@ -370,14 +365,14 @@ class Cutting:
 
     def _land(self, handle: str) -> None:
         """Remove one reference of an in-flight message."""
-        left = self._flight[handle] - 1
+        left = self.flight[handle] - 1
         if left:
-            self._flight[handle] = left
+            self.flight[handle] = left
         else:
-            del self._flight[handle]
+            del self.flight[handle]
 
     def _settle(self, snapshot: str, failed: str, commit: Commit | None) -> list[Effect]:
-        self._news.append(SnapshotSettled(snapshot, failed))
+        self.settled.append(SnapshotSettled(snapshot, failed))
         if failed or commit is None:
             return [Observe(DISCARDED, {"snapshot": snapshot, "reason": failed})]
         parts = [part.who for part in commit.parts]
@@ -386,5 +381,10 @@ class Cutting:
 
     def _next_work(self) -> int:
         """Return the next work number; they are negative, unlike those of machines."""
-        self._work -= 1
-        return self._work
+        self.newest_work -= 1
+        return self.newest_work
+
+
+def new_cutting(incarnation: str) -> Cutting[Any]:
+    """Return the part in snapshots of an actor before its first event."""
+    return Cutting(Participant(incarnation, LANES))

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from clocks import actor_of, number_of
-from ddloco.stage.actors.actor import Actor, Machine
+from ddloco.stage.actors.actor import Actor, ActorStates
 from ddloco.stage.actors.events import Restored, WorkResult
-from ddloco.stage.actors.state_types import package_of, states_of
 from ddloco.stage.arrays.array_table import Arrays
 from ddloco.stage.driver.driver import Arrived
 from ddloco.stage.driver.snapshot_writer import FROZEN, Tensors
 from ddloco.stage.files.run_folder import JOB_FILE, SNAPSHOTS
 from ddloco.stage.files.toml import ConfigError, read_toml
 from ddloco.stage.files.trust import check_states
-from snapshot import BLOBS, NEWEST, Part, SnapshotError, Store, thaw
+from snapshot import BLOBS, NEWEST, Part, SnapshotError, Store
 from transport import (
     PROTOCOL_VERSION,
     Header,
@@ -24,6 +23,8 @@ from transport import (
     Payload,
     payload_of,
 )
+
+R = TypeVar("R")
 
 RESTORED, RESTORED_PLACE = "snapshot", "place of the snapshot"
 """Facts in the header of a tape that starts from a snapshot."""
@@ -81,20 +82,13 @@ class Start:
         return payload_from(self.brought[event.handle]) if event.handle else None
 
 
-def load_start(
-    store: Store,
-    part: Part,
-    machine: Machine | None,
-    given: Mapping[type, object] | None = None,
-) -> Start:
+def load_start(store: Store, part: Part, states: ActorStates[Any]) -> Start:
     """Read the state of one participant.
 
     Args:
         store: the store that holds the snapshot.
         part: the participant's entry in the manifest.
-        machine: a new machine of the participant, which tells what its state may hold; None if
-            nothing has such a participant.
-        given: structs that replace those in the state; see ``snapshot.thaw``.
+        states: reads states of such a participant.
 
     Raises:
         SnapshotError: a blob is missing, damaged, or of another version of this program.
@@ -109,36 +103,20 @@ def load_start(
         held = arrays["flight" if ("flight", FROZEN) in found else "state"]
         held.update((e.name, store.read_tensors(e.digest)) for e in entries if e.kind == "array")
 
-    if machine is None:
-        raise SnapshotError(f"{store.name}: {part.who} is no actor of this program")
-    allowed = states_of(package_of(machine))
-
-    def thawed(kind: str) -> Any:
+    def read(kind: str, reader: Callable[[bytes], R]) -> R:
         digest = blobs.get((kind, FROZEN))
         if digest is None:
             raise SnapshotError(f"{store.name}: the part of {part.who} has no {FROZEN} {kind}")
         try:
-            return thaw(bytes(store.read_bytes(digest)), allowed, given or {})
+            return reader(bytes(store.read_bytes(digest)))
         except ValueError as error:
             said = f"{store.name}: blob {digest[:12]} of {part.who}: {error}"
             raise SnapshotError(f"{said}; it may be of another version of ddloco") from None
 
-    held, brought = arrays["state"], arrays["flight"]
-    actor, flight = thawed("state"), thawed("flight")
-    if not _is_of(actor, part, machine) or not _are_messages(flight):
+    actor, flight = read("state", states.read), read("flight", states.read_flight)
+    if (actor.incarnation, actor.clock.number) != (part.who, part.number):
         raise SnapshotError(f"{store.name}: the part of {part.who} is not the state of {part.who}")
-    return Start(part, actor, held, flight, brought, blobs, results=())
-
-
-def _is_of(state: Any, part: Part, machine: Machine) -> bool:
-    """Whether a state is that of an actor with such a machine at the cut."""
-    if not isinstance(state, Actor) or type(getattr(state, "machine", None)) is not type(machine):
-        return False
-    return (state.incarnation, state.clock.number) == (part.who, part.number)
-
-
-def _are_messages(flight: Any) -> bool:
-    return isinstance(flight, list) and all(type(each) is MessageArrived for each in flight)
+    return Start(part, actor, arrays["state"], flight, arrays["flight"], blobs, results=())
 
 
 def payload_from(tensors: Tensors) -> Payload:

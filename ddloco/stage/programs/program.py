@@ -21,7 +21,7 @@ import tomli_w
 import trio
 
 from clocks import actor_of
-from ddloco.stage.actors.actor import ACTOR_SEMANTICS, Actor, Machine
+from ddloco.stage.actors.actor import ACTOR_SEMANTICS, ActorStates, Machine, new_actor
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.actors.events import Begun, HappensToAll
 from ddloco.stage.actors.messages import SaidByAll
@@ -51,9 +51,9 @@ from ddloco.stage.process.entry_point import (
 )
 from ddloco.stage.process.errors import raised_at
 from ddloco.stage.programs.executor import ComputationExecutor, Compute
-from ddloco.stage.programs.user_actor import Returned, compute_call
+from ddloco.stage.programs.user_actor import Call, Returned, compute_call
 from replay import TapeError
-from snapshot import Part, Store
+from snapshot import Part, SnapshotError, Store
 from transport import Header, MessageArrived, RemoteProtocolError
 from transport.curve_auth import Curve
 from transport.payload import payload_bytes
@@ -90,6 +90,8 @@ class Program:
         roles: the actors, by name.
         said: the union of message bodies, subclasses of ``transport.Body``.
         happened: the union of work results, subclasses of ``Computed``; ``Returned`` is included.
+        asked: the union of the work that machines request, subclasses of ``Calculation``; ``Call``
+            is included. Snapshots hold the work that is under way.
         payload_bytes_max: the largest payload of a message; memory for it is allocated when its
             header arrives.
         tape: what is recorded, and whether tapes are shipped and bounded.
@@ -99,6 +101,7 @@ class Program:
     roles: Mapping[str, Role]
     said: Any
     happened: Any = Returned
+    asked: Any = Call
     payload_bytes_max: int = 2**28
     tape: TapeTable = TapeTable()
     snapshot: SnapshotTable = SnapshotTable()
@@ -210,6 +213,10 @@ class LoadedProgram(Runnable):
         """The union of all message bodies."""
         return SaidByAll | self.program.said
 
+    def states(self, machine: Machine) -> ActorStates[Any]:
+        """What reads the states of actors with such a machine."""
+        return ActorStates(type(machine), self.bodies, Call | self.program.asked)
+
     @property
     def events(self) -> Any:
         """The union of all events that a tape may contain."""
@@ -254,7 +261,9 @@ class LoadedProgram(Runnable):
 
         def load(store: Store, part: Part) -> Start:
             role = self.program.roles.get(actor_of(part.who))
-            return load_start(store, part, role.machine() if role is not None else None)
+            if role is None:
+                raise SnapshotError(f"{store.name}: {part.who} is no actor of this program")
+            return load_start(store, part, self.states(role.machine()))
 
         return read_start_point(place, snapshot, load, only)
 
@@ -309,7 +318,7 @@ class LoadedProgram(Runnable):
     async def open(self, hosted: Hosted) -> AsyncIterator[OpenedActor]:
         """Open everything that the actor needs: its arrays, its state and its tape."""
         role, arrays, incarnation = self.program.roles[hosted.name], Arrays(), hosted.incarnation
-        actor, first, pending = Actor(incarnation, role.machine()), Begun(incarnation), []
+        actor, first, pending = new_actor(incarnation, role.machine()), Begun(incarnation), []
         start_point = hosted.start_point
         start = start_point.start(incarnation) if start_point is not None else None
         if start is not None and start_point is not None:

@@ -13,11 +13,11 @@ actor with thousands of arrays should be written as a machine instead.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from clocks import actor_of
@@ -30,7 +30,7 @@ from ddloco.stage.actors.events import (
     StopRequested,
     WorkFailed,
 )
-from snapshot.freeze import attributes
+from snapshot.attributes import attributes
 from transport import (
     BULK,
     CONTROL,
@@ -60,8 +60,7 @@ _computations: dict[str, Callable[..., Any]] = {}
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(Struct, frozen=True):
     """An array, or several by name, that an actor may keep, send and compute with. Only
     computations can read its numbers."""
 
@@ -81,8 +80,7 @@ class Returned(Computed, frozen=True):
     value: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(Struct, frozen=True, forbid_unknown_fields=True):
     """A call in progress: its arrays are kept until it is done, then ``then`` is called."""
 
     then: str

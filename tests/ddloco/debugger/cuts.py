@@ -10,10 +10,10 @@ import shutil
 import msgspec
 
 from ddloco.debugger.recorded_run import RecordedRun
-from ddloco.stage.actors.state_types import JOB_STATES
+from ddloco.machines.registry import states_for
 from ddloco.stage.driver.resume import RESTORED
 from replay import Header, TapeWriter
-from snapshot import Part, freeze, thaw
+from snapshot import Part
 
 
 class Cut:
@@ -34,7 +34,7 @@ class Begun:
         run.at(who, number)
         actor = run.walker(who).actor
         self.part = Part(who, number, actor.clock.wire(), (), {})
-        self.actor = thaw(freeze(actor, JOB_STATES), JOB_STATES, {})
+        self.actor = states_for(run.job, who).read(actor.write())
 
 
 def cut(run, to, who, number):

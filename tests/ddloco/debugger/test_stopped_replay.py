@@ -160,10 +160,10 @@ def test_a_crash_of_a_machine_is_said_with_its_traceback(simulate, monkeypatch):
     """The replay raises as the run did, and shows where."""
     merged = Rounds.merged
 
-    def crashing(rounds, at, event):
+    def crashing(rounds, at, event, job):
         if rounds.merges == 5:
             raise ValueError("a bug that was planted")
-        return merged(rounds, at, event)
+        return merged(rounds, at, event, job)
 
     monkeypatch.setattr(Rounds, "merged", crashing)
     folder = simulate("job.steps=96")

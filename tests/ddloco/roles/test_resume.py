@@ -24,8 +24,7 @@ from ddloco.roles.resume import (
     steps_under_way,
     stored_from,
 )
-from ddloco.stage.actors.actor import Actor
-from ddloco.stage.actors.state_types import JOB_STATES
+from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.arrays.array_table import Arrays, HostCopy
 from ddloco.stage.arrays.shared_memory import Arena
 from ddloco.stage.driver.resume import StartPoint, passed, payload_from, place_and_id
@@ -37,7 +36,7 @@ from ddloco.stage.nodes.node import sink_of
 from ddloco.workers import rpc
 from ddloco.workers.process import WorkerRequestError
 from ddloco.workers.snapshot_work import LAST, STATE, leaf_tensors
-from snapshot import Entry, Part, SnapshotError, Store, freeze
+from snapshot import Entry, Part, SnapshotError, Store, write_state
 from transport import BULK, MessageArrived, Payload, describe
 
 WHO = "learner-0.2"
@@ -72,7 +71,7 @@ class Place:
         self.folder = folder
         self.store = Store(folder)
         self.sink = StoreSink(self.store, {})
-        self.actor = Actor(WHO, Learner(JOB))
+        self.actor = new_actor(WHO, Learner(JOB))
         self.actor.clock.number = 7
 
     def piece(self, kind, data, *more):
@@ -98,8 +97,8 @@ class Place:
         host = self.entry("array", "host/4", {STATE: np.ones(4, np.uint8)})
         brought = self.entry("array", "in/8", payload_tensors(payload()))
         self.commit(
-            self.piece("flight", freeze([MESSAGE], JOB_STATES), brought),
-            self.piece("state", freeze(self.actor, JOB_STATES), host, worker, last),
+            self.piece("flight", write_state([MESSAGE]), brought),
+            self.piece("state", self.actor.write(), host, worker, last),
         )
 
 
@@ -221,7 +220,7 @@ def test_what_is_missing_is_one_line(place):
     """A snapshot that is not there, and a part that lacks something."""
     with pytest.raises(SnapshotError) as missing:
         read_job_start_point(place.folder, "syncer.1:9", JOB)
-    place.commit(place.piece("state", freeze(place.actor, JOB_STATES)))
+    place.commit(place.piece("state", place.actor.write()))
     with pytest.raises(SnapshotError, match="has no frozen flight") as lacking:
         read_job_start_point(place.folder, "latest", JOB)
     for error in (missing, lacking):
@@ -230,7 +229,7 @@ def test_what_is_missing_is_one_line(place):
 
 def test_another_version_is_named(place):
     """Whatever cannot be read back names its blob, and what may be the matter."""
-    place.commit(place.piece("state", b"other"), place.piece("flight", freeze([], JOB_STATES)))
+    place.commit(place.piece("state", b"other"), place.piece("flight", write_state([])))
     with pytest.raises(SnapshotError, match=f"of {WHO}.*another version of ddloco") as error:
         read_job_start_point(place.folder, f"{WHO}:7", JOB)
     assert "\n" not in str(error.value)
@@ -253,12 +252,11 @@ def test_settings_are_those_of_now(place):
     """A machine's job is the one that is run, whatever it was; its own state is as it was."""
     now = job_from({"job": {"task": "none:none", "steps": 7}, "sync": {"quorum": 2}}, "test")
     place.actor.machine = Learner(JOB)
-    place.actor.machine._step = 4
+    place.actor.machine.step = 4
     place.whole()
     machine = read_job_start_point(place.folder, "latest", now).starts[WHO].actor.machine
-    assert machine._job is now
-    assert machine._job.sync is now.sync
-    assert 4 == machine._step
+    assert machine.job is now
+    assert 4 == machine.step
 
 
 @pytest.mark.parametrize("said", ["", "/", "/snapshots", "/snapshots/"])

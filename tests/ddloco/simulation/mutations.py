@@ -26,7 +26,7 @@ from ddloco.machines.learner.state_recovery import Recovery
 from ddloco.machines.outer import merge as merging
 from ddloco.machines.outer import outlier_test
 from ddloco.machines.outer.block_kernel import NumpyKernel
-from ddloco.machines.syncer import global_fragments, members, pacing
+from ddloco.machines.syncer import machine, members, pacing, syncs
 from ddloco.machines.syncer.global_fragments import Globals
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
@@ -141,7 +141,7 @@ def always(patch, owner, name, value):
 
 @bug("merge-once", 1)
 def tokens_are_pulled_and_taken_again(patch):
-    patch.setattr(Member, "may_contribute", lambda self, fragment, oldest: bool(
+    patch.setattr(Member, "may_contribute", lambda self, fragment, oldest, merged: bool(
         self.fresh and self.progress.steps[fragment] and self.progress.versions[fragment] >= oldest
     ))  # fmt: skip
     always(patch, Member, "objection", None)
@@ -149,7 +149,11 @@ def tokens_are_pulled_and_taken_again(patch):
 
 @bug("merge-once", 26, 36)
 def a_new_link_forgets_what_was_merged(patch):
-    patch.setattr(Membership, "_merged", lambda self, name: [-1] * self.fragments)
+    def merged(self, name):
+        self.merged[name] = [-1] * self.fragments
+        return self.merged[name]
+
+    patch.setattr(Membership, "_merged", merged)
 
 
 @bug("merge-once", RESTARTED)
@@ -176,8 +180,8 @@ def counters(patch, **changes):
     """Contributions say something else; each change is told learner and body."""
 
     def answer(self, effects):
-        if self._work.newest in self._answers:
-            answered = self._answers[self._work.newest]
+        if self.work.newest in self.answers:
+            answered = self.answers[self.work.newest]
             for field, change in changes.items():
                 answered.body = replace(answered.body, **{field: change(self, answered.body)})
         return effects
@@ -187,7 +191,7 @@ def counters(patch, **changes):
 
 @bug("token-conservation", 0)
 def tokens_are_counted_from_the_start(patch):
-    counters(patch, tokens=lambda self, _: self._tokens)
+    counters(patch, tokens=lambda self, _: self.tokens)
 
 
 @bug("token-conservation", 0)
@@ -208,10 +212,10 @@ def a_contribution_names_the_step_that_runs(patch):
 @bug("token-conservation", 0)
 def counters_do_not_start_again(patch):
     def finished(old, self, at, event):
-        before = list(self._step_at), list(self._tokens_at)
+        before = list(self.step_at), list(self.tokens_at)
         effects = old(self, at, event)
         if event.step > 1:
-            self._step_at, self._tokens_at = before
+            self.step_at, self.tokens_at = before
         return effects
 
     wrap(patch, Learner, "_step_finished", finished)
@@ -230,21 +234,21 @@ def a_contribution_is_of_the_step_before(patch):
 
 @bug("outer-monotone", 13)
 def a_learner_goes_back_to_an_older_version(patch):
-    patch.setattr(Learner, "_newest", lambda self, p: -2 if self._step else self._versions[p])
+    patch.setattr(Learner, "_newest", lambda self, p: -2 if self.step else self.versions[p])
 
 
-def replace_unasked(self, fragment, newer):
+def replace_unasked(self, fragment, newer, _compress):
     """As it is, without its assertion."""
-    older, self._all[fragment] = self._all[fragment], newer
+    older, self.newest_of[fragment] = self.newest_of[fragment], newer
     self.versions = self._versions()
     return [Drop(handle) for handle in older.handles() if handle not in newer.handles()]
 
 
 @bug("heal-progress", 0)
 def a_difference_is_sent_to_learners_at_the_version_before(patch):
-    def tell(old, self, at, member, p, *, instead=False):
-        member.sent[p] = member.holds(p)
-        return old(self, at, member, p, instead=instead)
+    def tell(old, self, at, peer, p, *, instead=False):
+        peer.member.sent[p] = peer.member.holds(p)
+        return old(self, at, peer, p, instead=instead)
 
     wrap(patch, Globals, "tell", tell)
 
@@ -266,12 +270,12 @@ def a_step_is_numbered_twice(patch):
 
 @bug("weights-valid", 0)
 def weights_are_tokens_only(patch):
-    patch.setattr(global_fragments, "merge_weight", lambda tokens, steps: float(tokens))
+    patch.setattr(syncs, "merge_weight", lambda tokens, steps: float(tokens))
 
 
 @bug("weights-valid", 0)
 def weights_are_all_the_same(patch):
-    patch.setattr(global_fragments, "merge_weight", lambda tokens, steps: 1.0)
+    patch.setattr(syncs, "merge_weight", lambda tokens, steps: 1.0)
 
 
 @bug("weights-valid", 0)
@@ -290,24 +294,24 @@ def whatever_is_stale_is_taken(patch):
 
 @bug("staleness-bound", 57)
 def the_lag_is_twice_what_was_asked(patch):
-    def init(old, self, count, owned, lag, *more):
-        old(self, count, owned, 2 * lag, *more)
+    def initial(old, count, owned, lag):
+        return old(count, owned, 2 * lag)
 
-    wrap(patch, Globals, "__init__", init)
+    wrap(patch, machine, "initial_globals", initial)
 
 
 @bug("merge-order-canonical", 0)
 def contributions_are_summed_as_they_came(patch):
-    patch.setattr(global_fragments, "sorted", lambda items, key=None: list(items), raising=False)
+    patch.setattr(syncs, "sorted", lambda items, key=None: list(items), raising=False)
 
 
 @bug("merge-order-canonical", 0)
 def learners_are_sorted_by_weight(patch):
-    def close(old, self, sync):
+    def close(old, self, sync, shared):
         return [
             replace(e, shares=tuple(sorted(e.shares, key=lambda s: (-s.weight, s.name[::-1]))))
             if hasattr(e, "shares") else e
-            for e in old(self, sync)
+            for e in old(self, sync, shared)
         ]  # fmt: skip
 
     wrap(patch, Rounds, "_close", close)
@@ -323,7 +327,7 @@ def data_goes_on_where_it_never_was(patch):
 
 @bug("heal-progress", 0)
 def a_donor_that_has_not_begun_is_good_enough(patch):
-    patch.setattr(Relay, "_suits", lambda _self, _at, _handover, _member: True)
+    patch.setattr(Relay, "_suits", lambda _self, _at, _handover, _member, _rounds: True)
 
 
 @bug("bounded-memory", 0)
@@ -354,12 +358,19 @@ def the_lead_leaves_before_the_model_is_kept(patch):
     wrap(patch, JobShutdown, "leave", leave)
 
 
+class Forgotten(dict):
+    """What was merged of each incarnation; of one that was forgotten, nothing."""
+
+    def __missing__(self, name):
+        return [-1] * 64
+
+
 @bug("no-zombie", REBORN)
 def an_older_self_stays_a_member(patch):
     def join(old, self, at, peer, incarnation):
         members = dict(self.members)
         member, effects = old(self, at, peer, incarnation)
-        self.members = {**members, **self.members}
+        self.members, self.merged = {**members, **self.members}, Forgotten(self.merged)
         olds = [each for each in members if actor_of(each) == actor_of(peer) and each != peer]
         told = [e for e in effects if isinstance(e, Send | Hangup) and e.peer in olds]
         return member, [effect for effect in effects if effect not in told]
@@ -373,8 +384,8 @@ def an_older_self_stays_a_member(patch):
 
 @bug("quorum-or-grace", 0)
 def one_learner_is_quorum_enough(patch):
-    def wait(old, self, at, waiting, *, able, missing):
-        return old(self, at, waiting, able=99 if able else 0, missing=missing)
+    def wait(old, self, at, waiting, sync, *, able, missing):
+        return old(self, at, waiting, sync, able=99 if able else 0, missing=missing)
 
     wrap(patch, Pacing, "wait_until", wait)
 
@@ -406,7 +417,8 @@ def no_learner_is_waited_for(patch):
 def only_who_has_finished_a_step_is_pulled(patch):
     def unmerged(self, p, oldest):
         members = self.members.values()
-        return [each for each in members if each.fresh and each.may_be_pulled(p, oldest)]
+        able = (each for each in members if self.may_be_pulled(each, p, oldest))
+        return [each for each in able if each.fresh]
 
     patch.setattr(Membership, "unmerged", unmerged)
 
@@ -428,9 +440,9 @@ def the_launch_floor_is_ignored(patch):
 
 @bug("quorum-or-grace", 3)
 def fresh_is_not_reset_by_a_launch(patch):
-    def launch(old, self, at, waiting, able):
-        fresh = [each for each in self._membership.members.values() if each.fresh]
-        effects = old(self, at, waiting, able)
+    def launch(old, self, at, waiting, able, compress):
+        fresh = [each for each in self.membership.members.values() if each.fresh]
+        effects = old(self, at, waiting, able, compress)
         for member in fresh:
             member.fresh = True
         return effects
@@ -445,35 +457,31 @@ def one_is_pulled_twice(patch):
 
 @bug("quorum-or-grace", 8, 4)
 def a_sync_is_not_closed_by_its_deadline(patch):
-    def timer(old, self, timer):
-        return [] if timer.startswith("pull/") else old(self, timer)
+    def timer(old, self, timer, shared):
+        return [] if timer.startswith("pull/") else old(self, timer, shared)
 
     wrap(patch, Rounds, "timer", timer)
 
 
 @bug("overlap", 19, 14)
 def more_syncs_are_under_way_than_may_be(patch):
-    def choose(old, self, at):
-        sync = self._sync
-        self._sync = replace(sync, overlap=sync.overlap + 1)
-        try:
-            return old(self, at)
-        finally:
-            self._sync = sync
+    def choose(old, self, at, job, plan):
+        sync = replace(job.sync, overlap=job.sync.overlap + 1)
+        return old(self, at, replace(job, sync=sync), plan)
 
     wrap(patch, Rounds, "_choose", choose)
 
 
 @bug("overlap", 5)
 def a_fragment_may_be_under_way_twice(patch):
-    def choose(old, self, at):
-        if self._stopping or len(self.syncs) >= self._sync.overlap:
+    def choose(old, self, at, job, plan):
+        if self.stopping or len(self.syncs) >= job.sync.overlap:
             return False
-        global_fragments, self.syncs = self.syncs, {}
+        under_way, self.syncs = self.syncs, {}
         try:
-            return old(self, at)
+            return old(self, at, job, plan)
         finally:
-            self.syncs = global_fragments
+            self.syncs = under_way
 
     wrap(patch, Rounds, "_choose", choose)
 
@@ -484,15 +492,14 @@ def a_fragment_may_be_under_way_twice(patch):
 @bug("no-learner-waits-on-learner", 0)
 def a_learner_begins_with_its_timer(patch):
     def receive(old, self, at, peer, said, handle):
-        self._run = lambda at: []
-        effects = old(self, at, peer, said, handle)
-        del self._run
-        return effects
+        with patch.context() as idle:
+            always(idle, Learner, "_run", [])
+            return old(self, at, peer, said, handle)
 
     def handle(old, self, at, event):
         effects = old(self, at, event)
-        whole = len(self._incoming) == len(self._versions)
-        if isinstance(event, TimerFired) and not self._step and self._running is None and whole:
+        whole = len(self.incoming) == len(self.versions)
+        if isinstance(event, TimerFired) and not self.step and self.running is None and whole:
             effects = [*effects, *self._run(at)]
         return effects
 
@@ -504,7 +511,7 @@ def a_learner_begins_with_its_timer(patch):
 def a_learner_takes_a_step_when_it_is_pulled(patch):
     def answer(old, self, peer, pull):
         effects = old(self, peer, pull)
-        return [*effects, *(self._run(0.0) if self._step == 3 and effects else [])]
+        return [*effects, *(self._run(0.0) if self.step == 3 and effects else [])]
 
     wrap(patch, Learner, "_answer", answer)
 
@@ -513,13 +520,12 @@ def a_learner_takes_a_step_when_it_is_pulled(patch):
 def a_learner_waits_to_be_pulled(patch):
     def handle(old, self, at, event):
         ended = isinstance(event, StepFinished) and event.step % 3 == 0
-        if ended:
-            self._run = lambda at: []
-        effects = old(self, at, event)
-        if ended:
-            del self._run
+        with patch.context() as idle:
+            if ended:
+                always(idle, Learner, "_run", [])
+            effects = old(self, at, event)
         if isinstance(event, MessageArrived) and isinstance(event.body, Pull):
-            effects = [*effects, *([] if self._running else self._run(at))]
+            effects = [*effects, *([] if self.running else self._run(at))]
         return effects
 
     wrap(patch, Learner, "handle", handle)
@@ -528,14 +534,13 @@ def a_learner_waits_to_be_pulled(patch):
 @bug("inner-steps-never-block", 6)
 def a_learner_waits_for_its_link(patch):
     def handle(old, self, at, event):
-        linked = any(self._linked.values())
-        alone = isinstance(event, StepFinished) and not linked and not self._stopping
-        if alone:
-            self._run = lambda at: []
-        effects = old(self, at, event)
-        if alone:
-            del self._run
-        if isinstance(event, PeerJoined) and self._step and self._running is None:
+        linked = any(self.linked.values())
+        alone = isinstance(event, StepFinished) and not linked and not self.stopping
+        with patch.context() as idle:
+            if alone:
+                always(idle, Learner, "_run", [])
+            effects = old(self, at, event)
+        if isinstance(event, PeerJoined) and self.step and self.running is None:
             effects = [*effects, *self._run(at)]
         return effects
 
@@ -546,7 +551,7 @@ def a_learner_waits_for_its_link(patch):
 def a_learner_begins_with_the_first_fragment(patch):
     def receive(old, self, at, peer, said, handle):
         effects = old(self, at, peer, said, handle)
-        waits = self._step == 0 and self._running is None and self._incoming
+        waits = self.step == 0 and self.running is None and self.incoming
         return [*effects, *(self._run(at) if waits else [])]
 
     wrap(patch, Learner, "_receive", receive)
@@ -644,8 +649,8 @@ def a_payload_that_waited_is_kept(patch):
 
 @bug("bounded-memory", 0)
 def a_merged_contribution_is_kept(patch):
-    def merged(old, self, at, event):
-        effects = old(self, at, event)
+    def merged(old, self, at, event, job):
+        effects = old(self, at, event, job)
         return effects[1:] if event.accepted else effects
 
     wrap(patch, Rounds, "merged", merged)
@@ -654,7 +659,7 @@ def a_merged_contribution_is_kept(patch):
 @bug("bounded-memory", 0)
 def reports_wait_one_behind_the_other(patch):
     def put(old, self, message):
-        return old(self, changed(message, key=""))
+        return old(self, replace(message, key=""))
 
     def credit(old, self, link, lane):
         return old(self, link, lane) if lane == BULK else []
@@ -725,8 +730,9 @@ def the_first_merge_is_kept_and_not_the_newest(patch):
 
 @bug("optimizer-with-params", 0)
 def momentum_is_forgotten(patch):
-    def close(old, self, sync):
-        return [replace(e, momentum="") if hasattr(e, "momentum") else e for e in old(self, sync)]
+    def close(old, self, sync, shared):
+        effects = old(self, sync, shared)
+        return [replace(e, momentum="") if hasattr(e, "momentum") else e for e in effects]
 
     wrap(patch, Rounds, "_close", close)
 
@@ -884,7 +890,7 @@ def steps_may_not_go_faster_than_they_went(patch):
 def steps_count_since_the_last_telling(patch):
     def tell(old, self, at, fragment, version):
         old(self, at, fragment, version)
-        self._told[fragment] = version, at, self.progress.step if self.progress else 0
+        self.told[fragment] = version, at, self.progress.step if self.progress else 0
 
     wrap(patch, Member, "tell", tell)
 

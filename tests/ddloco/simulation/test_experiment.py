@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from ddloco.machines.syncer import global_fragments
+from ddloco.machines.syncer import syncs
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.replayer.replay_of import replay_of
 from ddloco.simulation.experiment import checks_of, run_case
@@ -74,7 +74,7 @@ def test_checks_may_be_left_out(case):
 
 def test_a_broken_invariant_is_named(case, monkeypatch):
     """With its text; what was measured until then is there."""
-    monkeypatch.setattr(global_fragments, "merge_weight", lambda tokens, steps: 1.0)
+    monkeypatch.setattr(syncs, "merge_weight", lambda tokens, steps: 1.0)
     row = run_case(*case(), 0)
     assert row.violation.startswith("weights-valid: ")
     assert "chip goodput" in row.values
@@ -83,7 +83,7 @@ def test_a_broken_invariant_is_named(case, monkeypatch):
 def test_a_machine_that_raises_is_named(case, monkeypatch):
     """As such."""
 
-    def close(self, sync):
+    def close(self, sync, shared):
         raise KeyError("theta/0/7")
 
     monkeypatch.setattr(Rounds, "_close", close)

@@ -11,7 +11,7 @@ import trio
 from ddloco.cli.parser import parser
 from ddloco.cli.simulate import simulate
 from ddloco.cli.tape_verify import verify_folder
-from ddloco.machines.syncer import global_fragments
+from ddloco.machines.syncer import syncs
 from ddloco.replayer.replay_of import replay_of
 from ddloco.simulation import fuzz, report
 from ddloco.simulation.report import FOUND, HELD
@@ -64,7 +64,7 @@ def call(capsys):
 
 def break_it(monkeypatch):
     """Plant a bug that every world notices."""
-    monkeypatch.setattr(global_fragments, "merge_weight", lambda tokens, steps: 1.0)
+    monkeypatch.setattr(syncs, "merge_weight", lambda tokens, steps: 1.0)
 
 
 def test_a_table_has_a_row_for_each_case(call):

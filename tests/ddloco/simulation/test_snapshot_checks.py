@@ -16,7 +16,7 @@ from ddloco.simulation.snapshot_checks import Said
 from ddloco.simulation.world import World
 from ddloco.stage.files.run_folder import open_folder
 from ddloco.stage.files.settings import SnapshotTable
-from snapshot import Part, freeze
+from snapshot import Part, write_state
 from tests.ddloco.simulation.mutations import wrap
 
 SEVERAL = [1, 2, 9, 15]
@@ -90,7 +90,9 @@ def test_a_picture_that_came_out_otherwise_is_a_divergence(tmp_path, monkeypatch
     drawn = fuzz.draw(2, tmp_path)
     open_folder(tmp_path, drawn.job)
     fuzz.happen(drawn)
-    monkeypatch.setattr("ddloco.stage.actors.actor.freeze", lambda *given: freeze(*given) + b"!")
+    monkeypatch.setattr(
+        "ddloco.stage.actors.actor.write_state", lambda state: write_state(state) + b"!"
+    )
     assert not trio.run(replay_of(tmp_path).run).identical
 
 

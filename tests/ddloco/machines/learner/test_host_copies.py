@@ -6,7 +6,7 @@ from msgspec import UNSET
 from ddloco.job.protocol.effects import EncodeFragment, RunStep
 from ddloco.job.protocol.events import FragmentEncoded
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Pull
-from ddloco.machines.learner.host_copies import HostCopies
+from ddloco.machines.learner.host_copies import host_copies
 from tests.ddloco.machines.learner.test_machine import Harness, P, of, said
 from transport import PeerLost
 
@@ -20,14 +20,24 @@ def make_copies(make_job, leaves):
 
     def made(interval):
         job = make_job(fragments=P, interval=interval)
-        return HostCopies(job.plan(leaves), job.syncer_of)
+        return Planned(job.plan(leaves), job.syncer_of)
 
     return made
 
 
+class Planned:
+    """Host copies, and the plan that they are given."""
+
+    def __init__(self, plan, syncer_of):
+        self.plan, self.machine = plan, host_copies(plan, syncer_of)
+
+    def __getattr__(self, name):
+        return getattr(self.machine, name)
+
+
 def copied(copies, step, linked=LINKED):
     """The fragments that are copied after ``step`` steps."""
-    return [each.fragment for each in copies.between_steps(step, linked)]
+    return [each.fragment for each in copies.between_steps(step, linked, copies.plan)]
 
 
 def test_nothing_is_copied_before_the_first_step(make_copies):

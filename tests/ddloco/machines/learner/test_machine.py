@@ -87,8 +87,8 @@ class Harness:
 
     def finish_step(self, loss=1.0, tokens=8, after_s=1.0, **more):
         """The running step is done."""
-        running = self.machine._running
-        done = StepFinished(running.work, self.machine._step + 1, loss, tokens, b"batch", **more)
+        running = self.machine.running
+        done = StepFinished(running.work, self.machine.step + 1, loss, tokens, b"batch", **more)
         return self.tell(done, after_s)
 
 
@@ -484,7 +484,7 @@ def test_a_peers_state_is_as_good_a_beginning(returned):
     (run,) = of(RunStep, effects)
     assert ([(1, 4)], 7) == ([(e.fragment, e.version) for e in run.overwrites], run.skip)
     assert [(3, 1, 2)] == [each.versions for each in said(Progress, effects)]
-    assert 0 == returned.machine._recovery.held()
+    assert 0 == returned.machine.recovery.held()
     returned.finish_step()
     progress = returned.machine._state()
     assert ((3, 4, 2), (1, 1, 1), 8) == (progress.versions, progress.steps, progress.batches)
@@ -494,7 +494,7 @@ def test_whatever_comes_first_begins_and_the_rest_is_let_go(returned):
     """All globals are there before the second piece is."""
     returned.say(StatePiece("learner-1.1", 5, 0, 2, (3, 1, 2)))
     assert of(RunStep, returned.parameters(6))
-    assert 0 == returned.machine._recovery.held()
+    assert 0 == returned.machine.recovery.held()
     assert [] == returned.say(StatePiece("learner-1.1", 5, 1, 2, (3, 1, 2)))
 
 
@@ -503,7 +503,7 @@ def test_a_state_that_is_no_numbers_is_refused(returned):
     effects = install(returned, sound=False)
     assert [] == of(RunStep, effects)
     assert ["learner-1.1"] == [each.who for each in said(StateRefused, effects)]
-    assert 0 == returned.machine._recovery.held()
+    assert 0 == returned.machine.recovery.held()
     again = said(StateWanted, returned.say(Resume(7, "learner-2.1")))
     assert [StateWanted("learner-2.1", 0, 0)] == again
 
@@ -512,7 +512,7 @@ def test_a_state_of_other_fragments_is_refused(returned):
     """Nothing of it is kept."""
     effects = returned.say(StatePiece("learner-1.1", 5, 0, 2, (3,)))
     assert ["refused"] == [each.event for each in of(Observe, effects)]
-    assert 0 == returned.machine._recovery.held()
+    assert 0 == returned.machine.recovery.held()
 
 
 def test_a_donor_trains_on(training):

@@ -84,22 +84,22 @@ def test_an_older_version_is_kept_for_those_who_trained_from_it(open_harness):
     first, _ = merge(harness)
     p, theta = first.fragment, f"theta/{first.fragment}/0"
     assert theta in harness.holders
-    assert harness.machine._globals.anchor(p, 0) == theta
+    assert harness.machine.rounds.globals.anchor(p, 0) == theta
     for _ in range(2 * P):
-        versions = harness.machine._globals.versions
+        versions = harness.machine.rounds.globals.versions
         pulls = launched(harness, versions)
         for peer, pull in sorted(pulls.items()):
             effects = contribute(harness, peer, pull, versions[pull.fragment])
         harness.merged(effects)
     assert theta not in harness.holders
-    assert harness.machine._globals.anchor(p, 0) == ""
+    assert harness.machine.rounds.globals.anchor(p, 0) == ""
 
 
 def test_who_trained_from_a_version_that_is_not_here_is_asked_for_the_whole(open_harness):
     """After a restart only the newest kept versions are here; a race is refused by name."""
     kept = [Kept(p, p + 4, {}, {}, b"digest") for p in range(2)]
     harness = open_harness(kept, up="int4")
-    held = tuple(max(each, 1) for each in harness.machine._globals.versions)
+    held = tuple(max(each, 1) for each in harness.machine.rounds.globals.versions)
     pulls = launched(harness, (3, 5, 1))
     assert pulls
     fragment = pulls[A].fragment
@@ -142,7 +142,7 @@ def test_a_donors_version_was_not_sent_here(open_harness):
     Found by the hostile worlds: it was sent the same useless difference for ever.
     """
     harness = open_harness(up="int4", down="int8")
-    member = harness.machine.membership.members[B]
+    member = harness.machine.rounds.membership.members[B]
     member.sent = [-1] * P
     _, sent = merge(harness)
     assert (sent[A].body.form, sent[B].body.form) == ("int8", UNSET)
@@ -152,7 +152,7 @@ def test_after_a_restart_the_first_version_is_sent_whole(open_harness):
     """It is unknown what learners made of the differences of the last incarnation."""
     kept = [Kept(p, p + 1, {}, {}, b"digest") for p in range(P - 1)]
     harness = open_harness(kept, up="int4", down="int8")
-    versions = harness.machine._globals.versions
+    versions = harness.machine.rounds.globals.versions
     pulls = launched(harness, versions)
     for peer, pull in sorted(pulls.items()):
         effects = contribute(harness, peer, pull, versions[pull.fragment])

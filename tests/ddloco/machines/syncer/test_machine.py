@@ -198,7 +198,7 @@ def test_one_launch_a_step_whichever_learner_reports(open_harness):
                     effects += harness.tell(TimerFired(LAUNCH))
             launched += sorted({(harness.at, t, p) for _, t, p in pulls(effects)})
             for _, t, fragment in dict.fromkeys((0, t, p) for _, t, p in pulls(effects)):
-                harness.machine._under_way.syncs.pop(t)
+                harness.machine.rounds.syncs.pop(t)
                 assert fragment < P
     assert len(launched) <= 12 + 1
 
@@ -275,14 +275,14 @@ def test_a_pull_that_was_lost_with_its_link_is_not_left_unanswered(open_harness)
     """A learner that has joined again has spoken, however often it had over its link before."""
     harness = open_harness(A, B, quorum=2, overlap=1, grace=0.0)
     assert {A, B} == {peer for peer, *_ in pulls(harness.report(B) + harness.report(A))}
-    spoken = harness.machine.membership.members[B].spoken
+    spoken = harness.machine.rounds.membership.members[B].spoken
     harness.tell(PeerLost(B, "reset"))
     harness.tell(PeerJoined(B, B))
     for _ in range(spoken):
         harness.report(B)
     harness.at += 60.0
     harness.tell(TimerFired("pull/1"))
-    unanswered = {m.peer: m.unanswered for m in harness.machine.membership.members.values()}
+    unanswered = {m.peer: m.unanswered for m in harness.machine.rounds.membership.members.values()}
     assert {A: True, B: False} == unanswered
 
 
@@ -295,12 +295,12 @@ def settle(harness):
     harness.report(A, versions=(0, 1, 0), steps=(2, 1, 2))
     close(harness, 2)
     close(harness, 3)
-    assert not harness.machine._under_way.syncs
+    assert not harness.machine.rounds.syncs
 
 
 def close(harness, t):
     """A sync gets every answer, and is merged."""
-    sync = harness.machine._under_way.syncs.get(t)
+    sync = harness.machine.rounds.syncs.get(t)
     if sync is None:
         return
     effects = []
@@ -514,7 +514,7 @@ def test_a_job_of_which_nothing_is_believed_any_more_fails(open_harness, monkeyp
     assert of(Evaluate, effects), "what there is is still scored and kept"
     reason = "nothing was believed in 5 syncs in a row: tensor 0: NaN or Inf"
     assert [(A, reason)] == [(peer, body.reason) for peer, body in said(Stop, effects)]
-    assert "failed" == harness.machine._shutdown.status
+    assert "failed" == harness.machine.shutdown.status
 
 
 def test_a_false_report_is_refused(open_harness):
@@ -523,7 +523,7 @@ def test_a_false_report_is_refused(open_harness):
     harness.report(A, step=5, steps=(0,) * P)
     assert observed("refused", harness.report(A, step=4))
     assert observed("refused", harness.report(A, step=6, versions=(0,), steps=(1,)))
-    assert 5 == harness.machine._members[A].progress.step
+    assert 5 == harness.machine.members[A].progress.step
 
 
 def test_unknown_peers_change_nothing(open_harness):
@@ -793,7 +793,7 @@ def test_a_small_budget_ends_no_job_with_fragments_as_initialized(budget):
         assert not of(Evaluate, effects)
     _, effects = merge_next(harness, P)
     assert of(Evaluate, effects)
-    assert "done" == harness.machine._shutdown.status
+    assert "done" == harness.machine.shutdown.status
 
 
 def test_without_a_budget_tokens_are_not_kept(make_job, leaves):
@@ -947,7 +947,7 @@ def test_a_part_that_stood_still_for_half_of_the_job_is_no_success(
     [saving], [evaluating] = of(SaveModel, made), of(Evaluate, made)
     harness.tell(ModelSaved(saving.work, b"digest"))
     harness.tell(Evaluated(evaluating.work, 1.0))
-    assert harness.machine._shutdown.reason == reason
+    assert harness.machine.shutdown.reason == reason
 
 
 def test_who_stops_a_job_that_stands_still_is_told_so(open_harness):
@@ -1004,7 +1004,7 @@ def test_the_lead_of_shards_knows_that_the_job_was_done(make_job, leaves, done):
     if done:
         assert [Finish("done", "global step 40")] == of(Finish, ended)
     else:
-        assert harness.machine._shutdown.status == "failed"
+        assert harness.machine.shutdown.status == "failed"
 
 
 @pytest.mark.parametrize("stopped", [True, False])
@@ -1017,7 +1017,7 @@ def test_a_job_that_was_done_is_done_again_with_its_shards(make_job, leaves, sto
     if stopped:
         harness.tell(StopRequested("enough"))
         harness.tell(TimerFired(SHARDS), after_s=LATE_S)
-        assert harness.machine._shutdown.status == "failed"
+        assert harness.machine.shutdown.status == "failed"
         return
     harness.tell(PeerJoined("syncer-1.2", "syncer-1.2"))
     harness.say("syncer-1.2", GlobalFragment(1, 39), handle="in/final")

@@ -6,7 +6,7 @@ import pytest
 
 from ddloco.job.protocol.events import FragmentMerged, Measured
 from ddloco.job.protocol.messages import Contribution
-from ddloco.machines.syncer.outlier_history import FEW, PATIENCE, WINDOW, OutlierHistory
+from ddloco.machines.syncer.outlier_history import FEW, PATIENCE, WINDOW, OutlierHistory, Usual
 
 A, B = "learner-0.1", "learner-1.1"
 
@@ -29,7 +29,7 @@ def learn(outliers, t, norms, before=0, refused=(), moved=1.0, cosine=0.5, **mor
 @pytest.fixture
 def outliers():
     """Of two fragments, nothing known yet."""
-    return OutlierHistory(32.0, 2)
+    return OutlierHistory([Usual(), Usual()])
 
 
 def test_few_say_nothing(outliers):
@@ -37,7 +37,7 @@ def test_few_say_nothing(outliers):
     for t in range(1, FEW):
         learn(outliers, t, {A: 2.0})
         assert (0.0, None) == (outliers.norm(0, 4), outliers.cosine(0))
-        assert outliers.objection(said(9, tokens=10**9)) is None
+        assert outliers.objection(said(9, tokens=10**9), 32.0) is None
     learn(outliers, FEW, {A: 2.0})
     assert (2.0, 0.5) == (outliers.norm(0, 4), outliers.cosine(0))
     assert (0.0, None) == (outliers.norm(1, 4), outliers.cosine(1))
@@ -80,7 +80,7 @@ def test_nothing_is_learned_of_what_is_stale(outliers):
     assert [7.0] == [outliers.moved(0, 3, 9)], (
         "a version that never was is as old as the one before"
     )
-    assert math.inf == OutlierHistory(32.0, 1).moved(0, 0, 9), (
+    assert math.inf == OutlierHistory([Usual()]).moved(0, 0, 9), (
         "what another incarnation did is unknown"
     )
 
@@ -118,13 +118,12 @@ def test_what_is_no_number_is_no_reason_to_forget(outliers):
 
 def test_tokens_of_a_step_have_a_band(outliers):
     """Thirty-two times the usual is believed, more is named with both numbers; zero is no band."""
-    off = OutlierHistory(0.0, 1)
     for t in range(1, 5):
         learn(outliers, t, {A: 2.0})
-        learn(off, t, {A: 2.0})
-    assert outliers.objection(said(9, tokens=32 * 8 * 4)) is None
-    assert "more tokens than steps allow: 1025 in 4" in outliers.objection(said(9, tokens=1025))
-    assert off.objection(said(9, tokens=10**9)) is None
+    assert outliers.objection(said(9, tokens=32 * 8 * 4), 32.0) is None
+    reason = outliers.objection(said(9, tokens=1025), 32.0)
+    assert "more tokens than steps allow: 1025 in 4" in reason
+    assert outliers.objection(said(9, tokens=10**9), 0.0) is None
 
 
 def test_tokens_refused_for_long_are_the_usual(outliers):
@@ -132,8 +131,8 @@ def test_tokens_refused_for_long_are_the_usual(outliers):
     for t in range(1, 5):
         learn(outliers, t, {A: 2.0})
     for _ in range(PATIENCE - 1):
-        assert outliers.objection(said(9, tokens=9999))
+        assert outliers.objection(said(9, tokens=9999), 32.0)
     learn(outliers, 9, {A: 2.0})
     for _ in range(PATIENCE):
-        assert outliers.objection(said(9, tokens=9999))
-    assert outliers.objection(said(9, tokens=9999)) is None
+        assert outliers.objection(said(9, tokens=9999), 32.0)
+    assert outliers.objection(said(9, tokens=9999), 32.0) is None

@@ -1,16 +1,20 @@
 """When a sync is launched: floor, quorum and grace, and the deadline of its pulls."""
 
 import pytest
+from msgspec.structs import replace
 
 from ddloco.job.config import Sync
 from ddloco.job.protocol.messages import Progress
-from ddloco.machines.syncer.members import Member
+from ddloco.machines.syncer.members import new_member
 from ddloco.machines.syncer.pacing import PULL_S_MAX, PULL_S_MIN, PULL_S_UNKNOWN, Pacing
 
 
 def one_missing(until):
     """There is a learner to wait for."""
     return True
+
+
+SYNC = Sync(overlap=2, quorum=2, grace=0.5, grace_steps_max=1.0)
 
 
 def none_missing(until):
@@ -21,7 +25,7 @@ def none_missing(until):
 @pytest.fixture
 def pacing():
     """Schedules with a step of 1 s, a sync of 0.2 s and no wait for quorums; overlap 2."""
-    pacing = Pacing(Sync(overlap=2, quorum=2, grace=0.5, grace_steps_max=1.0))
+    pacing = Pacing()
     pacing.observe_steps([1.0])
     pacing.sync_s.add(0.2)
     pacing.quorum_s.add(0.0)
@@ -31,7 +35,7 @@ def pacing():
 
 def member(name, ahead=0, heard_at=100.0, step_s=1.0):
     """A learner that has done so many steps since the last launch."""
-    found = Member(name, name, 1, [-1], heard_at)
+    found = new_member(name, name, 1, heard_at)
     found.ahead, found.heard_at = ahead, heard_at
     found.progress = Progress(10, step_s, (0,), (1,), (1,))
     return found
@@ -117,36 +121,42 @@ def test_who_is_awaited_reports_at_its_own_pace(pacing, step_s, quiet_s, awaits)
 def test_no_quorum_no_time(pacing):
     """Below K nothing is launched, whatever the hour."""
     waiting = floored(pacing.await_sync(100.5, 8, 0))
-    assert pacing.wait_until(999.0, waiting, able=1, missing=one_missing) is None
+    assert pacing.wait_until(999.0, waiting, SYNC, able=1, missing=one_missing) is None
 
 
 def test_the_floor_holds_though_all_are_there(pacing):
     """A full quorum before the floor waits for a report, however long that takes."""
     waiting = pacing.await_sync(100.5, 8, 0)
-    assert pacing.wait_until(999.0, waiting, able=3, missing=none_missing) is None
-    assert 999.0 == pacing.wait_until(999.0, floored(waiting), able=3, missing=none_missing)
+    assert pacing.wait_until(999.0, waiting, SYNC, able=3, missing=none_missing) is None
+    assert 999.0 == pacing.wait_until(999.0, floored(waiting), SYNC, able=3, missing=none_missing)
 
 
 def test_the_window_opens_at_the_quorum(pacing):
     """Gamma times what two steps of overlap hide: 0.5 * (2 - 0.2) = 0.9 s, for the missing."""
     waiting = floored(pacing.await_sync(100.5, 8, 0))
-    assert pytest.approx(101.9) == pacing.wait_until(101.0, waiting, able=2, missing=one_missing)
-    assert pytest.approx(101.9) == pacing.wait_until(101.4, waiting, able=2, missing=one_missing)
+    assert pytest.approx(101.9) == pacing.wait_until(
+        101.0, waiting, SYNC, able=2, missing=one_missing
+    )
+    assert pytest.approx(101.9) == pacing.wait_until(
+        101.4, waiting, SYNC, able=2, missing=one_missing
+    )
 
 
 def test_the_window_closes_when_none_missing_is_missing(pacing):
     """With the last one there, waiting longer brings nothing."""
     waiting = floored(pacing.await_sync(100.5, 8, 0))
-    pacing.wait_until(101.0, waiting, able=2, missing=one_missing)
-    assert 101.5 >= pacing.wait_until(101.5, waiting, able=3, missing=none_missing)
+    pacing.wait_until(101.0, waiting, SYNC, able=2, missing=one_missing)
+    assert 101.5 >= pacing.wait_until(101.5, waiting, SYNC, able=3, missing=none_missing)
 
 
 def test_a_lost_quorum_begins_again(pacing):
     """When the quorum falls apart, the window starts again with the next one."""
     waiting = floored(pacing.await_sync(100.5, 8, 0))
-    pacing.wait_until(101.0, waiting, able=2, missing=one_missing)
-    assert pacing.wait_until(101.2, waiting, able=1, missing=one_missing) is None
-    assert pytest.approx(104.9) == pacing.wait_until(104.0, waiting, able=2, missing=one_missing)
+    pacing.wait_until(101.0, waiting, SYNC, able=2, missing=one_missing)
+    assert pacing.wait_until(101.2, waiting, SYNC, able=1, missing=one_missing) is None
+    assert pytest.approx(104.9) == pacing.wait_until(
+        104.0, waiting, SYNC, able=2, missing=one_missing
+    )
 
 
 @pytest.mark.parametrize(("sync_s", "window"), [(0.2, 0.9), (5.0, 0.0)])
@@ -155,22 +165,22 @@ def test_the_window_is_never_negative(pacing, sync_s, window):
     pacing.sync_s.value = sync_s
     waiting = floored(pacing.await_sync(101.0, 8, 0))
     assert pytest.approx(101.0 + window) == pacing.wait_until(
-        101.0, waiting, able=2, missing=one_missing
+        101.0, waiting, SYNC, able=2, missing=one_missing
     )
 
 
 def test_the_window_is_at_most_so_many_steps(pacing):
     """A large overlap does not stretch the window beyond ``grace_steps_max`` steps."""
-    pacing.sync = Sync(overlap=20, quorum=2, grace=0.5, grace_steps_max=1.0)
+    wide = replace(SYNC, overlap=20)
     waiting = floored(pacing.await_sync(101.0, 8, 0))
-    assert 102.0 == pacing.wait_until(101.0, waiting, able=2, missing=one_missing)
+    assert 102.0 == pacing.wait_until(101.0, waiting, wide, able=2, missing=one_missing)
 
 
 def test_a_launch_measures_the_wait_for_its_quorum(pacing):
     """From the floor to the quorum; early quorums count as no wait."""
     for _ in range(9):
         waiting = floored(pacing.await_sync(100.5, 8, 0), 101.0)
-        pacing.wait_until(103.0, waiting, able=2, missing=none_missing)
+        pacing.wait_until(103.0, waiting, SYNC, able=2, missing=none_missing)
         pacing.launch(103.0, waiting, [])
     assert pytest.approx(2.0) == pacing.quorum_s.value
     assert 8 == pacing.launched_t

@@ -11,9 +11,24 @@ from transport import CancelTimer, SetTimer
 SETTLED = SnapshotSettled("syncer.1:7", "")
 
 
+class Policy:
+    """A policy and its table."""
+
+    def __init__(self, table):
+        self.machine, self.table = SnapshotPolicy(), table
+        self.heard = self.machine.heard
+
+    @property
+    def over(self):
+        return self.machine.over(self.table)
+
+    def __getattr__(self, name):
+        return lambda *more: getattr(self.machine, name)(*more, self.table)
+
+
 def test_every_so_many_seconds():
     """A timer that sets itself again; while one is under way the next is left out."""
-    policy = SnapshotPolicy(SnapshotTable(every_s=5.0))
+    policy = Policy(SnapshotTable(every_s=5.0))
     assert [SetTimer(SNAPSHOT, 6.0)] == policy.begin(1.0)
     assert [TakeSnapshot(), SetTimer(SNAPSHOT, 11.0)] == policy.timer(6.0, SNAPSHOT, 2)
     assert [SetTimer(SNAPSHOT, 16.0)] == policy.timer(11.0, SNAPSHOT, 2)
@@ -23,7 +38,7 @@ def test_every_so_many_seconds():
 
 def test_every_so_many_steps():
     """The first merge at or after each multiple; the merges between take none."""
-    policy = SnapshotPolicy(SnapshotTable(every_steps=10))
+    policy = Policy(SnapshotTable(every_steps=10))
     assert [] == policy.begin(1.0)
     taken = []
     for t in range(0, 40, 3):
@@ -35,7 +50,7 @@ def test_every_so_many_steps():
 
 def test_the_last_one_is_taken_at_the_end():
     """The job waits for it, and for no longer than it must."""
-    policy = SnapshotPolicy(SnapshotTable(every_s=5.0))
+    policy = Policy(SnapshotTable(every_s=5.0))
     assert [SetTimer(LAST, 9.0 + LAST_S), TakeSnapshot()] == policy.end(9.0, 2)
     assert [] == policy.end(9.1, 2)
     assert not policy.over
@@ -47,7 +62,7 @@ def test_the_last_one_is_taken_at_the_end():
 @pytest.mark.parametrize("asked", [False, True])
 def test_one_that_is_under_way_at_the_end_is_not_the_last(asked):
     """It comes first: it was begun before the end, and does not hold it."""
-    policy = SnapshotPolicy(SnapshotTable(every_steps=10))
+    policy = Policy(SnapshotTable(every_steps=10))
     assert [] == policy.heard(SnapshotRequested()) if asked else policy.merged(10)
     assert [SetTimer(LAST, 9.0 + LAST_S)] == policy.end(9.0, 2)
     assert [TakeSnapshot()] == policy.heard(SETTLED)
@@ -58,7 +73,7 @@ def test_one_that_is_under_way_at_the_end_is_not_the_last(asked):
 
 def test_no_wait_is_for_ever():
     """A place that hangs costs the job's end so long and no longer."""
-    policy = SnapshotPolicy(SnapshotTable(every_s=5.0))
+    policy = Policy(SnapshotTable(every_s=5.0))
     policy.end(9.0, 2)
     assert [] == policy.timer(9.0 + LAST_S, LAST, 2)
     assert policy.over
@@ -67,7 +82,7 @@ def test_no_wait_is_for_ever():
 
 def test_a_job_without_snapshots_does_not_wait():
     """One that was asked for is not waited for at the end."""
-    policy = SnapshotPolicy(SnapshotTable())
+    policy = Policy(SnapshotTable())
     policy.heard(SnapshotRequested())
     assert policy.over
     assert [] == policy.end(9.0, 2)
@@ -75,7 +90,7 @@ def test_a_job_without_snapshots_does_not_wait():
 
 def test_one_that_was_asked_for_counts():
     """It is under way without us; what became of it is heard like of our own."""
-    policy = SnapshotPolicy(SnapshotTable(every_s=3.0))
+    policy = Policy(SnapshotTable(every_s=3.0))
     assert [] == policy.heard(SnapshotRequested())
     assert [SetTimer(SNAPSHOT, 6.0)] == policy.timer(3.0, SNAPSHOT, 2)
     policy.heard(SnapshotSettled("syncer.1:3", "a disk is full"))
@@ -84,7 +99,7 @@ def test_one_that_was_asked_for_counts():
 
 def test_a_job_that_goes_on_from_its_end_has_another():
     """Its last snapshot was taken while it waited for that; of then nothing is waited for now."""
-    policy = SnapshotPolicy(SnapshotTable(every_s=5.0, every_steps=10))
+    policy = Policy(SnapshotTable(every_s=5.0, every_steps=10))
     policy.end(9.0, 2)
     assert [CancelTimer(LAST), SetTimer(SNAPSHOT, 14.0)] == policy.go_on(9.0, 40)
     policy.heard(SETTLED)  # Whatever was under way comes to nothing, and is said to.
@@ -95,7 +110,7 @@ def test_a_job_that_goes_on_from_its_end_has_another():
 
 def test_a_syncer_alone_takes_none_unless_it_has_merged():
     """When all learners have left, scheduled snapshots would hold nothing new, and no learner."""
-    policy = SnapshotPolicy(SnapshotTable(every_s=5.0))
+    policy = Policy(SnapshotTable(every_s=5.0))
     assert [SetTimer(SNAPSHOT, 11.0)] == policy.timer(6.0, SNAPSHOT, 0)
     policy.merged(4)
     assert [TakeSnapshot(), SetTimer(SNAPSHOT, 16.0)] == policy.timer(11.0, SNAPSHOT, 0)
@@ -106,6 +121,6 @@ def test_a_syncer_alone_takes_none_unless_it_has_merged():
 
 def test_the_end_of_a_syncer_alone_waits_for_no_snapshot():
     """Nothing new, nobody there: the job ends at once, and the older snapshots stay."""
-    policy = SnapshotPolicy(SnapshotTable(every_s=5.0))
+    policy = Policy(SnapshotTable(every_s=5.0))
     assert [] == policy.end(9.0, 0)
     assert policy.over

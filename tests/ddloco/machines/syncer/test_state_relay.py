@@ -6,8 +6,10 @@ from ddloco.job.protocol.effects import EncodePiece
 from ddloco.job.protocol.events import PieceEncoded
 from ddloco.job.protocol.messages import Progress, Resume, StatePiece, StateRefused, StateWanted
 from ddloco.job.protocol.status import RecoveringMember
-from ddloco.machines.syncer.global_fragments import Globals
+from ddloco.machines.syncer.global_fragments import initial_globals
 from ddloco.machines.syncer.membership import Membership
+from ddloco.machines.syncer.outlier_history import OutlierHistory
+from ddloco.machines.syncer.rounds import Rounds
 from ddloco.machines.syncer.state_relay import PATIENCE_S_MIN, RELAY, Relay
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.effects import Observe
@@ -22,11 +24,12 @@ class Harness:
 
     def __init__(self, merged=True):
         self.membership = Membership(P)
-        self.globals = Globals(P, range(P), 4)
+        self.globals = initial_globals(P, range(P), 4)
         if merged:
             for p in range(P):
                 self.globals.recover(p, 6 + p)
-        self.relay = Relay(self.membership, self.globals, WorkNumbers())
+        self.rounds = Rounds(self.membership, self.globals, OutlierHistory([]))
+        self.relay, self.work = Relay(), WorkNumbers()
         for peer in (B1, C1):
             self.train(peer)
         self.membership.note_batches("learner-0", 17)
@@ -40,12 +43,13 @@ class Harness:
 
     def come(self, at=1.0, versions=(-1, -1)):
         """The newcomer says what it has."""
-        return self.relay.heard(at, self.newcomer, versions)
+        return self.relay.heard(at, self.newcomer, versions, self.rounds)
 
     def piece(self, donor=B1, index=0, pieces=3, handle="in/1", versions=(6, 7)):
         """A donor sends a piece."""
         said = StatePiece(A2, 5, index, pieces, versions)
-        return self.relay.piece(2.0, self.membership.members[donor], said, handle)
+        member = self.membership.members[donor]
+        return self.relay.piece(2.0, member, said, handle, rounds=self.rounds, work=self.work)
 
 
 @pytest.fixture
@@ -77,7 +81,7 @@ def test_before_everything_was_merged_once_globals_are_as_good():
     assert [(A2, Resume(17, ""))] == said(harness.come())  # The first one may have been lost.
     assert not harness.relay.waits(A2)
     new, _ = harness.membership.join(0.0, "learner-3.1", "learner-3.1")
-    assert [] == harness.relay.heard(1.0, new, (-1, -1))
+    assert [] == harness.relay.heard(1.0, new, (-1, -1), harness.rounds)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +110,9 @@ def test_donors_are_spread(harness):
     """Two that come back at once take from two."""
     harness.come()
     other, _ = harness.membership.join(0.0, "learner-3.2", "learner-3.2")
-    assert [("learner-3.2", Resume(0, C1))] == said(harness.relay.heard(1.0, other, (-1, -1)))
+    assert [("learner-3.2", Resume(0, C1))] == said(
+        harness.relay.heard(1.0, other, (-1, -1), harness.rounds)
+    )
 
 
 def test_requests_go_to_the_donor_and_pieces_to_who_asked(harness):
@@ -143,9 +149,9 @@ def test_a_donor_that_fails_is_replaced_until_there_is_none(harness, how):
 
     def fail(at, donor):
         if how == "silent":
-            return harness.relay.late(at, RELAY + A2)
+            return harness.relay.late(at, RELAY + A2, harness.rounds)
         harness.membership.lose(donor)
-        return harness.relay.lost(at, donor)
+        return harness.relay.lost(at, donor, harness.rounds)
 
     assert [(A2, Resume(17, C1))] == said(fail(2.0, B1))
     effects = fail(3.0, C1)
@@ -163,8 +169,8 @@ def test_a_task_whose_state_cannot_be_copied_begins_from_the_globals(harness):
 def test_a_state_that_is_refused_is_anothers_turn(harness):
     """The donor is named in the log; only the learner that asked may refuse its state."""
     harness.come()
-    assert [] == harness.relay.refused(2.0, C1, StateRefused(B1, "NaN"))
-    effects = harness.relay.refused(2.0, A2, StateRefused(B1, "NaN"))
+    assert [] == harness.relay.refused(2.0, C1, StateRefused(B1, "NaN"), harness.rounds)
+    effects = harness.relay.refused(2.0, A2, StateRefused(B1, "NaN"), harness.rounds)
     assert [(A2, Resume(17, C1))] == said(effects)
     seen = [each.fields for each in effects if isinstance(each, Observe)]
     assert {"learner": B1, "reason": "its state: NaN", "by": A2} in seen
@@ -183,7 +189,7 @@ def test_it_is_over_when_the_learner_has_begun(harness):
 def test_who_is_lost_while_it_waits_is_greeted_again(harness):
     """Its link has broken; the pieces that it has are good."""
     harness.come()
-    assert [CancelTimer(RELAY + A2)] == harness.relay.lost(2.0, A2)
+    assert [CancelTimer(RELAY + A2)] == harness.relay.lost(2.0, A2, harness.rounds)
     sends = [each for each in harness.come(3.0) if isinstance(each, Send)]
     assert [(CONTROL, Resume(17, B1))] == [(each.lane, each.body) for each in sends]
 
@@ -201,13 +207,13 @@ def test_whose_place_is_taken_is_forgotten(harness):
     """A newer incarnation brings no word of the end of the older one."""
     harness.come()
     harness.membership.join(2.0, "learner-0.3", "learner-0.3")
-    assert CancelTimer(RELAY + A2) in harness.relay.forget_the_gone(2.0)
+    assert CancelTimer(RELAY + A2) in harness.relay.forget_the_gone(2.0, harness.rounds)
     assert not harness.relay.waits(A2)
 
 
 def test_a_donor_whose_bytes_arrive_is_not_given_up(harness):
     """Its piece may lie behind a large fragment."""
     harness.come()
-    (again,) = harness.relay.moving(9.0, B1)
+    (again,) = harness.relay.moving(9.0, B1, harness.membership)
     assert SetTimer(f"{RELAY}{A2}", 9.0 + PATIENCE_S_MIN) == again
-    assert [] == harness.relay.moving(9.0, C1)
+    assert [] == harness.relay.moving(9.0, C1, harness.membership)

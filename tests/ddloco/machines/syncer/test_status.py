@@ -48,7 +48,7 @@ class Asking(InvariantCheck):
         """Each learner that does not count is named with a reason, and no other."""
         fragment = waiting.fragment
         oldest = machine.rounds.oldest(fragment)
-        able = machine.membership.able(fragment, oldest)
+        able = machine.rounds.membership.able(fragment, oldest)
         counted = {each.incarnation for each in able if not each.unanswered}
         assert set(linked) == set(waiting.absent) | counted
         assert not set(waiting.absent) & counted

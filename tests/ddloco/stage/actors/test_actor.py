@@ -1,11 +1,14 @@
 """The actor: every event one tick, arrays counted in order, clocks believed only where true."""
 
+from typing import ClassVar
+
 import pytest
 
 from ddloco.job.protocol.messages import Pull
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import CaptureState, Observe
 from ddloco.stage.actors.events import Restored, SnapshotRequested, SnapshotSettled, StopRequested
+from tests.ddloco.stage.actors.wired_actors import HEARD
 from transport import (
     BULK,
     CONTROL,
@@ -32,11 +35,15 @@ ME, PEER, OTHER = "hub.1", "spoke.1", "other.1"
 class Script:
     """A machine that answers each kind of event with fixed effects, and writes down what it hears.
 
-    ``effects`` is looked up by the event's type.
+    ``effects`` is looked up by the event's type. It is the class's, and no part of the state.
     """
 
-    def __init__(self, effects=None):
-        self.heard, self.effects = [], effects or {}
+    effects: ClassVar[dict] = {}
+    heard: list[HEARD]
+
+    def __init__(self, effects):
+        self.heard = []
+        Script.effects = effects
 
     def handle(self, at, event):
         self.heard.append(event)
@@ -49,13 +56,13 @@ def arrived(seq, body, lane=CONTROL, *, clock=None, handle="", peer=PEER):
 
 def joined(effects=None, peers=(PEER,)):
     """Give an actor whose peers have joined; mostly one."""
-    actor = Actor(ME, Script({TimerFired: [Listen({})]}))
+    actor = new_actor(ME, Script({TimerFired: [Listen({})]}))
     actor.handle(0.0, TimerFired("start"))
     for peer in peers:
         for lane in LANES:
             actor.handle(0.0, arrived(0, Hello({}), lane, peer=peer))
     actor.machine.heard.clear()
-    actor.machine.effects = effects or {}
+    Script.effects = effects or {}
     return actor
 
 
@@ -247,7 +254,7 @@ def test_what_is_for_the_world_passes_in_order():
 
 def test_news_of_links_reaches_the_machine():
     """A join is heard in the very event that completes the handshake."""
-    actor = Actor(ME, Script({TimerFired: [Listen({})]}))
+    actor = new_actor(ME, Script({TimerFired: [Listen({})]}))
     actor.handle(0.0, TimerFired("start"))
     for lane in LANES:
         actor.handle(0.0, arrived(0, Hello({}), lane))
@@ -261,7 +268,7 @@ FOREIGN = {f"learner-{n}.1": 7 for n in range(500)}
 
 def greeted(*arrivals):
     """Give an actor that listens, and that some messages have come to."""
-    actor = Actor(ME, Script({TimerFired: [Listen(AGREED)]}))
+    actor = new_actor(ME, Script({TimerFired: [Listen(AGREED)]}))
     actor.handle(0.0, TimerFired("start"))
     actor.machine.effects = {}
     for each in arrivals:

@@ -9,7 +9,7 @@ from ddloco.stage.actors.events import SnapshotRequested, SnapshotSettled, StopR
 from ddloco.stage.actors.messages import SnapshotPart
 from ddloco.stage.actors.observations import BEGUN, DISCARDED, TAKEN
 from ddloco.stage.actors.snapshot_adapter import BEGUN_AT_ONCE, CUT, GATHER
-from snapshot import GATHERING_S, Part, freeze, thaw
+from snapshot import GATHERING_S, Part
 from snapshot.participant import PATIENCE_S, REFUSED
 from tests.ddloco.stage.actors.wired_actors import ANNA, BERT, HUB, STATES, WiredActors
 from transport import (
@@ -42,11 +42,11 @@ def test_the_cut_is_at_the_end_of_its_event(wired):
     assert [Pull(1, 0), Marker(name)] == wired.bodies(HUB, ANNA, CONTROL)
     assert [Marker(name)] == wired.bodies(HUB, ANNA, BULK)
     work = wired.work(CaptureState, HUB)
-    frozen = thaw(work.state, STATES)
+    frozen = STATES.read(work.state)
     assert (name, number) == (work.snapshot, frozen.number)
     assert StopRequested("now") == frozen.machine.heard[-1]
     assert frozen.links.incarnation(ANNA) == ANNA
-    assert work.state == freeze(frozen, STATES)
+    assert work.state == frozen.write()
     assert [{"snapshot": name}] == wired.of(BEGUN)
 
 
@@ -67,21 +67,21 @@ def test_what_waits_for_credit_belongs_to_the_state(wired):
     wired.ask(HUB, *(Send(ANNA, BULK, each) for each in fragments))
     wired.ask(HUB, TakeSnapshot())
 
-    frozen = thaw(wired.work(CaptureState, HUB).state, STATES)
+    frozen = STATES.read(wired.work(CaptureState, HUB).state)
     assert (1, False) == frozen.links.waiting(ANNA, BULK)
     name = wired.work(CaptureState, HUB).snapshot
     assert [*fragments[:window], Marker(name)] == wired.bodies(HUB, ANNA, BULK)
     wired.run()
     heard = [each.body for each in wired.actors[ANNA].machine.heard[-window - 1 :]]
     assert fragments == heard
-    *flight, marker = thaw(wired.work(CaptureFlight, ANNA).messages, STATES)
+    *flight, marker = STATES.read_flight(wired.work(CaptureFlight, ANNA).messages)
     assert fragments[:window] == [each.body for each in flight]
     assert isinstance(marker.body, Marker), "it has a number in its lane, like all that came"
 
 
 def said(work):
     """What was in flight, but for the markers that end it."""
-    return [each for each in thaw(work.messages, STATES) if not isinstance(each.body, Marker)]
+    return [each for each in STATES.read_flight(work.messages) if not isinstance(each.body, Marker)]
 
 
 @pytest.mark.parametrize("failed", ["", "the disk is full"])
@@ -252,7 +252,7 @@ def test_an_actor_that_learns_of_a_snapshot_passes_it_on():
     assert [SnapshotSettled(snapshot)] == [
         each for each in wired.actors[ANNA].machine.heard if isinstance(each, SnapshotSettled)
     ]
-    assert not wired.actors[HUB].snapshots._participant.recording
+    assert not wired.actors[HUB].snapshots.participant.recording
 
 
 def refusals(wired):
@@ -324,7 +324,7 @@ def test_a_part_goes_to_who_began_it_where_there_is_a_link(wired):
     wired.tell(ANNA, SnapshotRequested())
     snapshot = f"{ANNA}:{wired.actors[ANNA].number}"
     wired.run()
-    wired.actors[HUB].snapshots._participant._towards[snapshot] = BERT
+    wired.actors[HUB].snapshots.participant.towards[snapshot] = BERT
     wired.do(whose=HUB)
     assert [snapshot] == [each.snapshot for each in wired.bodies(HUB, ANNA, CONTROL)]
     assert [] == wired.bodies(HUB, BERT, CONTROL)

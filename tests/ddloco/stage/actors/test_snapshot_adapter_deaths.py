@@ -79,7 +79,7 @@ def test_a_learner_dies(phase):
     assert [] == wired.of(DISCARDED)
     for each in wired.actors.values():
         assert [] == each.snapshots.holding()
-        assert not each.snapshots._participant.recording
+        assert not each.snapshots.participant.recording
     wired.ask(HUB, TakeSnapshot())
     wired.finish()
     assert [BERT, HUB] == wired.of(TAKEN)[-1]["parts"]
@@ -95,7 +95,7 @@ def test_who_began_it_dies(phase):
     assert [] == wired.of(TAKEN)
     for each in wired.actors.values():
         assert [] == each.snapshots.holding()
-        assert not each.snapshots._participant.recording
+        assert not each.snapshots.participant.recording
     assert SnapshotPart not in {type(each.body) for said in wired.queues.values() for each in said}
     assert all(
         sum(isinstance(event, PeerLost) for event in each.machine.heard) == 1

@@ -2,17 +2,49 @@
 
 from collections import defaultdict
 
-from ddloco.stage.actors.actor import Actor
+from ddloco.job.protocol.effects import Asked
+from ddloco.job.protocol.messages import Said
+from ddloco.stage.actors.actor import ActorStates, new_actor
 from ddloco.stage.actors.effects import CommitSnapshot, Observe, Work
-from ddloco.stage.actors.events import Captured, Committed, StopRequested
-from ddloco.stage.actors.state_types import package_of, states_of
-from transport import Dial, Free, Listen, MessageArrived, SetTimer, Transmit
+from ddloco.stage.actors.events import (
+    Captured,
+    Committed,
+    HappensToAll,
+    SnapshotSettled,
+    StopRequested,
+)
+from ddloco.stage.actors.messages import SaidByAll
+from transport import (
+    Dial,
+    Free,
+    LaneAdvanced,
+    Listen,
+    MessageArrived,
+    PeerJoined,
+    PeerLost,
+    PeerRefused,
+    SetTimer,
+    Transmit,
+)
 
 HUB, ANNA, BERT = "hub.1", "anna.1", "bert.1"
 
 
+HEARD = (
+    HappensToAll
+    | MessageArrived[Said | SaidByAll]
+    | LaneAdvanced
+    | PeerJoined
+    | PeerLost
+    | PeerRefused
+    | SnapshotSettled
+)
+
+
 class Script:
     """A machine that does what a test asks for, and writes down what it hears."""
+
+    heard: list[HEARD]
 
     def __init__(self):
         self.heard, self.asked = [], []
@@ -23,7 +55,7 @@ class Script:
         return asked
 
 
-STATES = states_of(package_of(Script()))
+STATES = ActorStates(Script, Said | SaidByAll, Asked)
 
 
 class WiredActors:
@@ -40,7 +72,7 @@ class WiredActors:
 
     def add(self, name, first):
         """Add an actor."""
-        self.actors[name] = Actor(name, Script())
+        self.actors[name] = new_actor(name, Script())
         self.ask(name, first)
 
     def ask(self, name, *effects):

@@ -36,7 +36,7 @@ from ddloco.job.protocol.fragment_plan import wire_layout
 from ddloco.job.protocol.messages import GlobalFragment, Progress, Said
 from ddloco.job.protocol.validation import admission
 from ddloco.machines.registry import machine_for
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import Restored, StopRequested
 from ddloco.stage.arrays.array_table import Arrays
@@ -166,10 +166,9 @@ class Cluster:
                 await endpoint.dial(
                     "syncer", route=f"syncer/{lane}", identity=f"{incarnation}/{lane}"
                 )
-        actor = Actor(incarnation, self.machine_for(self.job, incarnation))
+        actor = new_actor(incarnation, self.machine_for(self.job, incarnation))
         decisions = self.decisions[incarnation] = []
-        handle = actor.handle
-        actor.handle = lambda at, event: noted(decisions, at, event, handle(at, event))
+        actor = Noting(actor, decisions)
         arrays = Arrays()
         log = self.logs[incarnation] = ActorLog(self.folder / f"{incarnation}.jsonl", incarnation)
         driver = self.drivers[incarnation] = Driver(
@@ -216,10 +215,19 @@ class Cluster:
         return [line for line in self.log(incarnation) if line["event"] == event]
 
 
-def noted(decisions, at, event, effects):
-    """Remember what was decided, and pass it on."""
-    decisions.append((at, event, list(effects)))
-    return effects
+class Noting:
+    """An actor, or a machine, that remembers what it decided."""
+
+    def __init__(self, of, decisions):
+        self.of, self.decisions = of, decisions
+
+    def __getattr__(self, name):
+        return getattr(self.of, name)
+
+    def handle(self, at, event):
+        effects = self.of.handle(at, event)
+        self.decisions.append((at, event, list(effects)))
+        return effects
 
 
 @pytest.fixture
@@ -298,7 +306,9 @@ async def test_tapes_replay(open_cluster, autojump_clock):
     await job.run()
     for incarnation in job.finishes:
         recording = Tape(job.tape(incarnation)).scan()
-        player = Player(recording, Happened, Actor(incarnation, machine_for(job.job, incarnation)))
+        player = Player(
+            recording, Happened, new_actor(incarnation, machine_for(job.job, incarnation))
+        )
         for record, event, outcome in player.moments():
             player.play(record, event, outcome)
         assert len(job.decisions[incarnation]) == player.played > 30
@@ -311,17 +321,14 @@ async def test_every_event_is_on_the_tape_before_it_is_handled(open_cluster, aut
     seen = []
 
     def watching(of, incarnation):
-        machine = machine_for(of, incarnation)
-        handle = machine.handle
+        class Watched(Noting):
+            def handle(self, at, event):
+                *_, last = Tape(job.tape(incarnation)).records()
+                assert isinstance(last, tape.Event)
+                seen.append((last.n, job.drivers[incarnation].actor.number))
+                return self.of.handle(at, event)
 
-        def handled(at, event):
-            *_, last = Tape(job.tape(incarnation)).records()
-            assert isinstance(last, tape.Event)
-            seen.append((last.n, job.drivers[incarnation].actor.number))
-            return handle(at, event)
-
-        machine.handle = handled
-        return machine
+        return Watched(machine_for(of, incarnation), [])
 
     job.machine_for = watching
     await job.run()
@@ -509,7 +516,7 @@ async def test_hellos_without_end_end_nothing(open_cluster, autojump_clock):
 
     async def flood():
         await trio.sleep(4.5)
-        agreement = job.drivers["learner-0.1"].actor.links._links["syncer"].dialled
+        agreement = job.drivers["learner-0.1"].actor.links.links["syncer"].dialled
         for session in range(100, 600):
             for lane in LANES:
                 head = MessageHeader(
@@ -668,7 +675,7 @@ class Counts:
 async def test_who_goes_on_begins_each_piece_of_work_once(tmp_path, autojump_clock):
     """Unfinished work, except for work whose result is pending; and what the first event
     requests."""
-    actor, executor, time = Actor("syncer.1", GoesOn()), Counts(), TrioTime()
+    actor, executor, time = new_actor("syncer.1", GoesOn()), Counts(), TrioTime()
     actor.under_way = {n: EncodeFragment(n, 0, "host/1", f"out/{n}") for n in (3, 4)}
     with closing(ActorLog(tmp_path / "log.jsonl", "syncer.1")) as log:
         driver = Driver(

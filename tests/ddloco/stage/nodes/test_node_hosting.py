@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.actors.events import Begun, StopRequested
 from ddloco.stage.actors.messages import SaidByAll
@@ -45,7 +45,7 @@ class Alone:
             yield None
             return
         yield OpenedActor(
-            Actor(hosted.incarnation, self.machine), Begun(hosted.incarnation), [], SaidByAll,
+            new_actor(hosted.incarnation, self.machine), Begun(hosted.incarnation), [], SaidByAll,
             None, Arrays(), Recorder(None), lambda header: None, dict,
         )  # fmt: skip
         self.closed = hosted.finish is not None

@@ -11,7 +11,7 @@ import trio
 from clocks import ManualTime
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import Said
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import StopRequested
 from ddloco.stage.arrays.array_table import Arrays
@@ -419,7 +419,7 @@ async def test_observers_are_below_the_door(tmp_path, autojump_clock):
     await endpoint.listen("s")
     header = Header("syncer.1", "small-1", {}, "test", {})
     driver = Driver(
-        Actor("syncer.1", Machine()),
+        new_actor("syncer.1", Machine()),
         said=Said,
         job_id="small-1",
         actors=("syncer",),

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from ddloco.stage import Array, Body, UserActor, computation
-from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Calculation, Finish, Observe
 from ddloco.stage.actors.events import Begun, StopRequested, WorkFailed
-from ddloco.stage.actors.state_types import package_of, states_of
 from ddloco.stage.programs.user_actor import Call, Pending, Returned, compute_call
-from snapshot import freeze, thaw
+from snapshot.attributes import machine_from, plain_state
 from transport import (
     BULK,
     Free,
@@ -39,8 +38,8 @@ class Keeper(UserActor):
     """Keeps what it is told to keep, and remembers what it was told."""
 
     def __init__(self):
-        self.told = []
-        self.kept = {}
+        self.told: list[str | int | tuple[str, str]] = []
+        self.kept: dict[str, list[tuple[Array]]] = {}
 
     def begin(self):
         self.told.append("begin")
@@ -122,7 +121,7 @@ def test_what_a_call_reads_stays_until_it_is_done(begun):
 
 def test_arrays_are_counted_by_the_actor():
     """Behind the door every array that came is freed once, and not before its time."""
-    actor = Actor("keeper.1", Keeper())
+    actor = new_actor("keeper.1", Keeper())
     actor.handle(0.0, Begun("keeper.1"))
     actor.machine._routes["anna"] = PEER
     keeper = actor.machine
@@ -141,8 +140,7 @@ def test_a_state_is_read_back_as_it_was(begun):
     """Snapshots hold such an actor, with its calls under way."""
     keeper, _ = begun
     keeper.handle(2.0, arrived(0, "in/3"))
-    states = states_of(package_of(keeper))
-    again = thaw(freeze(keeper, states), states)
+    again = machine_from(Keeper, plain_state(keeper))
     assert kinds(again.handle(3.0, Returned(1, value=3))) == kinds(
         keeper.handle(3.0, Returned(1, value=3))
     )

@@ -1,0 +1,155 @@
+"""The syncs in flight of a syncer: what each has pulled, received, and merges."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from ddloco.job.config import Compress
+from ddloco.job.protocol.effects import Differences, MergeFragment, MergeTokens, Share
+from ddloco.job.protocol.events import FragmentMerged
+from ddloco.job.protocol.messages import Contribution
+from ddloco.machines.outer.weights import merge_weight
+from ddloco.machines.syncer.accounts import LATE
+from ddloco.machines.syncer.global_fragments import Global, names, sent_names
+from ddloco.machines.syncer.membership import Membership
+from ddloco.machines.syncer.outlier_history import OutlierHistory
+from ddloco.machines.syncer.pacing import Waiting
+
+
+class Part(Struct, forbid_unknown_fields=True):
+    """A received contribution of an incarnation."""
+
+    incarnation: str
+    said: Contribution
+    handle: str
+    anchor: str = ""
+    """The handle of the parameters that a compressed contribution is a difference to."""
+
+    def handles(self) -> list[str]:
+        """Return the handles that are needed until the merge is done."""
+        return [self.handle, self.anchor] if self.anchor else [self.handle]
+
+
+class Sync(Struct, forbid_unknown_fields=True):
+    """A sync in flight: it collects contributions until ``work`` is set, and then merges."""
+
+    t: int
+    fragment: int
+    pulled: tuple[str, ...]
+    waited: Waiting
+    """What the launch waited for."""
+    launched_at: float
+    deadline: float
+    awaited: dict[str, None]
+    """Learners that were pulled and have not answered."""
+    spoken: dict[str, int] = {}
+    """How often each pulled learner had spoken at the launch."""
+    parts: dict[str, Part] = {}
+    refused: dict[str, None] = {}
+    """Learners whose contributions were refused before the merge."""
+    work: int = 0
+    adopts: bool = False
+    """Whether the merge starts from the learners' version, because this syncer has lost its own."""
+
+    @property
+    def unanswered(self) -> int:
+        """How many of the pulled learners have not answered, or came too late."""
+        return sum(peer not in self.parts and peer not in self.refused for peer in self.pulled)
+
+    def objection(self, peer: str, said: Contribution, handle: str) -> str | None:
+        """Return why a contribution of ``peer`` does not answer this sync, or None if it does."""
+        if self.work or not (peer in self.awaited or peer in self.parts):  # Or it was not pulled.
+            return LATE
+        if said.fragment != self.fragment or peer in self.parts or not handle:
+            return "it does not answer the pull"
+        return None
+
+    def behind(self, version: int) -> list[str]:
+        """Return the learners whose contributions are too old when the syncer has lost merges.
+
+        If a learner holds a newer version than the syncer's own ``version``, the merge starts from
+        that one, and contributions that started from an older version are left out. The list is
+        empty if the syncer's own version is the newest.
+        """
+        newest = max((part.said.base for part in self.parts.values()), default=version)
+        self.adopts = newest > version
+        old = (peer for peer, part in self.parts.items() if part.said.base < newest)
+        return list(old) if self.adopts else []
+
+    def merge(
+        self,
+        theirs: Global,
+        membership: Membership,
+        outliers: OutlierHistory,
+        band: float,
+        compress: Compress,
+        *,
+        tokens: int | None = None,
+    ) -> MergeFragment:
+        """Return the work that merges the received contributions.
+
+        They are sorted by name, as bytes, so that the order of arrival has no effect. ``tokens``
+        were merged into the fragment before; None if that is not counted.
+        """
+        p, out = self.fragment, names(self.fragment, self.t)
+        differences = self._differences(theirs, compress) if compress.differences else None
+        shares = tuple(
+            Share(
+                peer,
+                part.handle,
+                merge_weight(part.said.tokens, part.said.steps),
+                part.said.base,
+                part.said.steps,
+                outliers.norm(p, part.said.steps),
+                outliers.moved(p, part.said.base, theirs.version),
+            )
+            for peer, part in sorted(self.parts.items(), key=lambda item: item[0].encode())
+        )
+        counted = {peer: part.said.tokens for peer, part in sorted(self.parts.items())}
+        return MergeFragment(
+            work=self.work,
+            t=self.t,
+            fragment=p,
+            theta=theirs.theta,
+            momentum=theirs.momentum,
+            shares=shares,
+            spent=membership.spent(p),
+            batches=dict(membership.batches),
+            out=out,
+            band=0.0 if self.adopts else band,
+            cosine=outliers.cosine(p),
+            adopt=self.adopts,
+            differences=differences,
+            tokens=MergeTokens(counted, tokens) if tokens is not None else None,
+        )
+
+    def _differences(self, theirs: Global, compress: Compress) -> Differences:
+        parts = sorted(self.parts.items())
+        anchors = {peer: part.anchor for peer, part in parts if part.anchor}
+        if compress.down == "float32" or theirs.held is None:
+            return Differences(anchors)
+        return Differences(anchors, theirs.held, sent_names(self.fragment, self.t))
+
+    def learned(self, merged: FragmentMerged, version: int, outliers: OutlierHistory) -> None:
+        """Update the outlier history from the finished merge into ``version``."""
+        if self.adopts:
+            return
+        outliers.learn(merged, {peer: part.said for peer, part in self.parts.items()}, version)
+
+    def seen(self, merged: FragmentMerged, sync_s: float) -> dict[str, Any]:
+        """Return the fields of the log event of the finished merge.
+
+        Args:
+            merged: the result of the merge.
+            sync_s: the duration of a sync, the median of the newest, in seconds.
+        """
+        return {
+            "t": self.t,
+            "fragment": self.fragment,
+            "learners": list(merged.accepted),
+            "weights": [round(weight, 6) for weight in merged.weights],
+            "grace_s": round(self.waited.grace_s, 6),
+            "taking_part": len(self.pulled),
+            "averaged": len(merged.accepted),
+            "sync_s": round(sync_s, 6),
+        }
