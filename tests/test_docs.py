@@ -202,3 +202,18 @@ def test_the_tutorial_works(tmp_path):
         assert ended.returncode == 0, f"{command}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}"
     tapes = tmp_path / "runs" / "second" / "tapes"
     assert (tapes / "learner-1.2.tape").exists(), "learner-1 was not started again"
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "rooms").glob("*.md")), ids=lambda p: p.stem
+)
+def test_a_room_is_usable_without_ddloco(page, tmp_path):
+    """What its page shows runs, and imports nothing of ddloco."""
+    [shown] = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    assert len([line for line in shown.splitlines() if line]) <= 38
+    check = "\nimport sys\nassert not [name for name in sys.modules if name.startswith('ddloco')]\n"
+    (tmp_path / "shown.py").write_text(shown + check)
+    words = [sys.executable, "shown.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)  # noqa: PLW1510
+    assert done.returncode == 0, done.stderr

@@ -1,8 +1,8 @@
 """The interface of everything that carries frames between actors.
 
-The link machine above decides *what* is sent; an endpoint only carries it. There are two
-implementations, `transport.zeromq` for real sockets and `transport.memory` for virtual time. Both
-pass the same suite, `transport.conformance`, so that results from simulation hold for real runs.
+The link machine above decides *what* is sent; an endpoint only carries it. `transport.zeromq` is
+the implementation for real sockets; another one must pass the suite of `tests/transport`, as the
+one without sockets does that tests use.
 
 A *route* names one lane of one link as seen from this side. On the listening side it is the
 identity that the peer dialled with (`"learner-1.1/bulk"`); on the dialling side it is the name

@@ -8,16 +8,16 @@ module compares the two on a sample before it takes the compiled one.
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddloco.machines.outer.block_kernel import F32, LANES, NUMPY, BlockKernel, rest_sum, subtract
+from ddloco.workers.compiled import compiled
 
 LIBRARY = "_merge_kernel.so"
-"""The compiled file, beside this one."""
+"""See ``compiled``."""
 
 _COMPILED = {np.dtype(np.float32): 0, np.dtype(np.uint16): 1}
 """The wire dtypes that the compiled loops read, with how they are told."""
@@ -30,11 +30,7 @@ with some that are read one by one."""
 @cache
 def merge_kernel() -> BlockKernel:
     """The fastest arithmetic that this installation has."""
-    try:
-        compiled = CompiledKernel(ctypes.CDLL(str(Path(__file__).with_name(LIBRARY))))
-    except OSError:
-        return NUMPY
-    return compiled if _same_bits(compiled, NUMPY) else NUMPY
+    return compiled(LIBRARY, CompiledKernel, NUMPY, _sampled)
 
 
 class CompiledKernel:
@@ -117,17 +113,14 @@ def _kind(raws: Sequence[NDArray[Any]]) -> int | None:
     return _COMPILED.get(dtypes.pop()) if len(dtypes) == 1 else None
 
 
-def _same_bits(one: BlockKernel, other: BlockKernel) -> bool:
-    """Whether two kernels give the same bits on a sample with a row that is not whole."""
+def _sampled(kernel: BlockKernel) -> list[Any]:
+    """What a kernel computes from a sample with a row that is not whole."""
     rng = np.random.default_rng(0)
     theta, momentum, *values = rng.standard_normal(
         (2 + _SAMPLE_COUNT, _SAMPLE_ROWS * LANES + 7), np.float32
     )
     halves = [(value.view(np.uint32) >> 16).astype(np.uint16) for value in values]
-    return all(
-        _results(one, theta, momentum, raws) == _results(other, theta, momentum, raws)
-        for raws in (values, halves)
-    )
+    return [_results(kernel, theta, momentum, raws) for raws in (values, halves)]
 
 
 def _results(

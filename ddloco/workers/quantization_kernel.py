@@ -7,17 +7,17 @@ the two on a sample before it takes the compiled one.
 
 import ctypes
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddloco.job.protocol.compression import BLOCK, Format, encoded_bytes
+from ddloco.workers.compiled import compiled
 from ddloco.workers.quantization import F32, NUMPY, U8, Quantizer
 
 LIBRARY = "_quantization_kernel.so"
-"""The compiled file, beside this one."""
+"""See ``compiled``."""
 
 _FORMS: dict[Format, int] = {
     form: number for number, form in enumerate(("bfloat16", "int8", "int4", "e3m0", "int2", "int1"))
@@ -31,11 +31,7 @@ _SAMPLE = 5 * BLOCK + 7
 @cache
 def quantizer() -> Quantizer:
     """The fastest compression that this installation has."""
-    try:
-        compiled = CompiledQuantizer(ctypes.CDLL(str(Path(__file__).with_name(LIBRARY))))
-    except OSError:
-        return NUMPY
-    return compiled if _same_bytes(compiled, NUMPY) else NUMPY
+    return compiled(LIBRARY, CompiledQuantizer, NUMPY, _sampled)
 
 
 class CompiledQuantizer:
@@ -103,16 +99,12 @@ def _noise(seed: int | None) -> NDArray[np.uint64] | None:
     return np.array(state["state"]["state"], np.uint64)
 
 
-def _same_bytes(one: Quantizer, other: Quantizer) -> bool:
-    """Whether two implementations give the same bytes on a sample with numbers of all kinds."""
+def _sampled(by: Quantizer) -> list[Any]:
+    """What an implementation computes from a sample with numbers of all kinds."""
     arrays = np.random.default_rng(0).standard_normal((3, _SAMPLE), np.float32)
     arrays[0, :BLOCK] *= np.float32(1e-33)
     arrays[0, BLOCK], arrays[0, 2 * BLOCK] = np.nan, np.inf
-    return all(
-        _results(one, form, arrays, seed) == _results(other, form, arrays, seed)
-        for form in _FORMS
-        for seed in (None, 11)
-    )
+    return [_results(by, form, arrays, seed) for form in _FORMS for seed in (None, 11)]
 
 
 def _results(by: Quantizer, form: Format, arrays: F32, seed: int | None) -> tuple[bytes, ...]:

@@ -22,7 +22,7 @@ from ddloco.machines.registry import machine_for
 from ddloco.stage.actors.actor import new_actor
 from replay import Player, Tape, tape
 from tests.ddloco.stage.driver.test_driver import SYNCER, Cluster
-from transport.memory import Faults, MemoryFabric
+from tests.transport.memory import Faults, MemoryFabric
 from transport.zeromq import ZmqEndpoint, open_context
 
 OPEN = Path("/proc/self/fd")

@@ -7,7 +7,7 @@ import pytest
 import trio
 import zmq
 
-from transport.conformance import CHECK_S_MAX, CHECKS, Bench, Inbox, send_patiently
+from tests.transport.conformance import CHECK_S_MAX, CHECKS, Bench, Inbox, send_patiently
 from transport.curve_auth import ZAP_ADDRESS, Curve, check_key, new_pair, public_of
 from transport.zeromq import ZmqEndpoint, open_context
 

@@ -7,8 +7,8 @@ import pytest
 import trio
 import trio.testing
 
-from transport.conformance import CHECK_S_MAX, CHECKS, Bench, check_endpoint
-from transport.memory import Faults, MemoryFabric
+from tests.transport.conformance import CHECK_S_MAX, CHECKS, Bench, check_endpoint
+from tests.transport.memory import Faults, MemoryFabric
 from transport.zeromq import ZmqEndpoint, open_context
 
 LINGER_S = 0.5  # some checks leave frames without a receiver

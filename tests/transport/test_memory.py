@@ -5,8 +5,8 @@ import itertools
 import pytest
 import trio
 
+from tests.transport.memory import FabricStatistics, Faults, MemoryFabric
 from transport.endpoint import LaneFull, PeerGone
-from transport.memory import FabricStatistics, Faults, MemoryFabric
 
 MANY_FAULTS = Faults((0.01, 0.05), loss=0.2, duplication=0.2, reorder=0.2)
 

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 import zmq
 
-from transport.conformance import Inbox, send_patiently
+from tests.transport.conformance import Inbox, send_patiently
 from transport.endpoint import (
     FRAME_BYTES_MAX,
     PARTS_MAX,

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager, suppress
 import trio
 import zmq
 
-from transport.conformance import Inbox, send_patiently
+from tests.transport.conformance import Inbox, send_patiently
 from transport.endpoint import LaneFull
 from transport.zeromq import PROBE, ZmqEndpoint, open_context
 

@@ -20,9 +20,9 @@ import trio.testing
 import zmq
 
 import transport.connections
-from transport.conformance import Inbox, send_patiently
+from tests.transport.conformance import Inbox, send_patiently
+from tests.transport.memory import MemoryFabric
 from transport.endpoint import COPY_BYTES_MAX, Arrival, LaneFull
-from transport.memory import MemoryFabric
 from transport.zeromq import TrioSocket, ZmqEndpoint, open_context
 
 WAIT_S = 20

@@ -16,9 +16,9 @@ from ddloco.stage.files.keys import make_keys
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.observers.observer_protocol import News, Told
 from ddloco.stage.observers.observer_server import NEWS_AWAY_MAX, ObserverServer
+from tests.transport.memory import MemoryFabric
 from transport import Payload, describe
 from transport.endpoint import LINGER_S
-from transport.memory import MemoryFabric
 
 
 class Time:

@@ -43,6 +43,7 @@ from ddloco.stage.arrays.array_table import Arrays
 from ddloco.stage.driver.driver import REFUSALS_LOGGED_MAX, Driver
 from ddloco.stage.process.log import ActorLog
 from replay import Header, Player, Recorder, Tape, TapeError, TapeWriter, tape
+from tests.transport.memory import Faults, MemoryFabric
 from transport import (
     LANES,
     PROTOCOL_VERSION,
@@ -55,7 +56,6 @@ from transport import (
     describe,
 )
 from transport import Header as MessageHeader
-from transport.memory import Faults, MemoryFabric
 from transport.payload import Payload
 
 SYNCER = "syncer.1"

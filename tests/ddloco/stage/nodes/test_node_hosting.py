@@ -13,7 +13,7 @@ from ddloco.stage.arrays.array_table import Arrays
 from ddloco.stage.files.settings import SnapshotTable, TapeTable
 from ddloco.stage.nodes.node import Hosted, OpenedActor, recorder_for, run_together
 from replay import Recorder, open_tapes
-from transport.memory import MemoryFabric
+from tests.transport.memory import MemoryFabric
 
 
 class Waiting:

@@ -8,7 +8,7 @@ from ddloco.job.config import Job, JobTable
 from ddloco.roles.job_program import program_of
 from ddloco.stage.nodes.tape_shipping import PREDECESSORS_MAX, receive_tapes, ship_tapes
 from replay import Header, TapeWriter, tape
-from transport.memory import MemoryFabric
+from tests.transport.memory import MemoryFabric
 
 ADDRESS = "memory://syncer"
 JOB = Job(JobTable("shipping", "tests.tasks:regression", learners=2))

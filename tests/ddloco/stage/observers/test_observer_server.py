@@ -37,8 +37,8 @@ from ddloco.stage.observers.observer_server import (
 )
 from ddloco.stage.process.log import ActorLog
 from replay import Header, Recorder, Tape, TapeWriter
+from tests.transport.memory import MemoryFabric
 from transport import Payload, describe
-from transport.memory import MemoryFabric
 
 
 def payload(value, count=16):

@@ -1,9 +1,8 @@
 """An endpoint without sockets, for virtual time and for fault injection.
 
 `MemoryFabric` is a network in one process. Its endpoints pass the same conformance suite as
-ZeroMQ, use no threads and no background task, and read only trio's clock. So a simulated day runs
-in seconds under `MockClock`, which must never be used with a real socket. Without faults a fabric
-is lossless and FIFO like a ZeroMQ connection.
+ZeroMQ, use no threads and no background task, and read only trio's clock, so that tests run under
+`MockClock`. Without faults a fabric is lossless and FIFO like a ZeroMQ connection.
 
 All faults come from one `random.Random(seed)` that the fabric owns. Each message draws the same
 count of random numbers whatever the faults are, so that enabling one fault does not change the

@@ -6,8 +6,8 @@
 that one can listen on and the other dial. Each check is a plain async function whose docstring
 states the guarantee that it checks; run them one by one (`for check in CHECKS`) to see which fails.
 
-The simulator's in-memory fabric and the ZeroMQ sockets pass the same suite, so that results from
-simulation hold for real runs. Faults, and peers that break the protocol below this interface, are
+The in-memory fabric of tests and the ZeroMQ sockets pass the same suite, so that results of tests
+hold for real runs. Faults, and peers that break the protocol below this interface, are
 covered by the tests of each endpoint.
 """
 

@@ -1,0 +1,30 @@
+"""Loads arithmetic that was compiled when ddloco was installed, if it computes as numpy does."""
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+K = TypeVar("K")
+
+
+def compiled(
+    library: str,
+    make: Callable[[ctypes.CDLL], K],
+    numpy: K,
+    results: Callable[[K], object],
+) -> K:
+    """Return the compiled form of an interface, or numpy's.
+
+    Args:
+        library: the compiled file, beside this one.
+        make: the interface over it.
+        numpy: the interface over numpy.
+        results: what an implementation computes from a sample, as bits; numpy's is taken where the
+            two differ, and where there is no such file.
+    """
+    try:
+        found = make(ctypes.CDLL(str(Path(__file__).with_name(library))))
+    except OSError:
+        return numpy
+    return found if results(found) == results(numpy) else numpy
