@@ -50,6 +50,7 @@ from transport.message import Name as Name
 from transport.message import Reason as Reason
 from transport.message import TensorMeta as TensorMeta
 from transport.refcounts import Handles as Handles
+from transport.token_bucket import Allowances as Allowances
 from transport.token_bucket import TokenBucket as TokenBucket
 
 if TYPE_CHECKING:

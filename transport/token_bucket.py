@@ -27,3 +27,24 @@ class TokenBucket(Struct, forbid_unknown_fields=True):
             return False
         self.left -= amount
         return True
+
+
+class Allowances(Struct, forbid_unknown_fields=True):
+    """A token bucket for each actor, full at first.
+
+    Args:
+        at_once: capacity of each bucket.
+        per_s: tokens added to each per second.
+    """
+
+    at_once: float
+    per_s: float
+    buckets: dict[str, TokenBucket] = {}
+
+    def take(self, who: str, now: float, amount: float = 1.0) -> bool:
+        """Take tokens from an actor's bucket if it holds that many; returns whether it did."""
+        bucket = self.buckets.get(who)
+        if bucket is None:
+            bucket = TokenBucket(self.at_once, self.per_s, self.at_once, now)
+            self.buckets[who] = bucket
+        return bucket.take(now, amount)

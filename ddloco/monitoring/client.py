@@ -23,12 +23,11 @@ from ddloco.stage.observers.observer_protocol import (
     Ask,
     Fragment,
     News,
-    NoticeError,
     Reader,
     Sorry,
     Told,
-    encode,
 )
+from ddloco.stage.process.side_protocol import SideProtocolError, encode
 from transport import Arrival, Endpoint, LaneFull, PeerGone
 from transport.zeromq import open_context
 
@@ -205,7 +204,7 @@ class Observer:
     async def _deliver(self, arrival: Arrival) -> None:
         try:
             whole = self._reader.feed(arrival.frames)
-        except NoticeError:
+        except SideProtocolError:
             self.refused += 1
             return
         if whole is not None:

@@ -34,7 +34,8 @@ from ddloco.job.protocol.messages import (
 from ddloco.roles.job_program import program_of
 from ddloco.stage.files.keys import load_curve, make_keys
 from ddloco.stage.nodes.incarnation_grants import LANE as GRANTS
-from ddloco.stage.nodes.incarnation_grants import encode, want_of
+from ddloco.stage.nodes.incarnation_grants import want_of
+from ddloco.stage.process.side_protocol import encode
 from tests.hosts.cluster import SYNCER, Cluster
 from tests.hosts.hosts import Loopback
 from transport import PROTOCOL_VERSION, Codec, Header, Payload, describe

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from clocks import actor_of, is_incarnation
-from transport import Header, RemoteProtocolError, TokenBucket
+from transport import Allowances, Header, RemoteProtocolError
 
 HELLOS_AT_ONCE, HELLOS_PER_S = 32.0, 1.0
 """Rate limit of Hellos per actor, over all its incarnations; each dial sends two. An actor that
@@ -33,7 +33,7 @@ class ConnectionGuard:
         self._me = actor_of(me)
         self._actors = frozenset(actors)
         self._admits = admits
-        self._hellos: dict[str, TokenBucket] = {}
+        self._hellos = Allowances(HELLOS_AT_ONCE, HELLOS_PER_S)
 
     def check(self, peer: str, header: Header[Any]) -> None:
         """Reject a message that ``peer`` cannot have sent.
@@ -55,8 +55,7 @@ class ConnectionGuard:
 
     def may_greet(self, now: float, sender: str) -> bool:
         """Whether an actor of the job may send another Hello now."""
-        full = TokenBucket(HELLOS_AT_ONCE, HELLOS_PER_S, HELLOS_AT_ONCE, now)
-        return self._hellos.setdefault(actor_of(sender), full).take(now)
+        return self._hellos.take(actor_of(sender), now)
 
     def _is_known(self, name: str) -> bool:
         return actor_of(name) in self._actors and is_incarnation(name)

@@ -35,6 +35,7 @@ from ddloco.stage.driver.door import admit
 from ddloco.stage.observers.observer_protocol import OBSERVER, OWNER, Request
 from ddloco.stage.observers.observer_server import ObserverServer
 from ddloco.stage.process.log import ActorLog
+from ddloco.stage.process.side_protocol import REFUSALS_LOGGED_MAX
 from replay import Recorder, TapeError
 from transport import (
     LANES,
@@ -70,9 +71,6 @@ INBOX_MAX = 1024
 
 CONNECT_S = 20.0
 """Seconds that a resumed actor waits for its peers, which resume at other times."""
-
-REFUSALS_LOGGED_MAX = 20
-"""Refusals of one peer that are logged; later ones are only counted, to bound the log."""
 
 REFUSED_NAMES_MAX = 1024
 """Peers whose refusals are counted separately. A sender can invent names, and the status lists

@@ -17,8 +17,9 @@ from contextlib import suppress
 import trio
 
 from clocks import actor_of, is_incarnation, number_of
-from ddloco.stage.nodes.incarnation_grants import LANE, GrantError, Known, decode_known, encode
+from ddloco.stage.nodes.incarnation_grants import LANE, Known, decode_known
 from ddloco.stage.nodes.runnable import Runnable
+from ddloco.stage.process.side_protocol import SideProtocolError, encode
 from transport import Arrival, Endpoint, LaneFull, PeerGone
 
 ASK_S, ASK_S_MIN = 5.0, 0.2
@@ -60,7 +61,7 @@ class Gate:
         """Process an answer of the lead."""
         try:
             known = decode_known(arrival.frames)
-        except GrantError as error:
+        except SideProtocolError as error:
             self._note("answer refused", {"peer": arrival.route[:64], "reason": str(error)})
             return
         for name, number in known.numbers.items():

@@ -18,7 +18,7 @@ same answer again.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,8 +29,8 @@ from msgspec import Meta, Struct
 
 from clocks import NUMBER_DIGITS_MAX
 from ddloco.stage.nodes.runnable import Runnable
+from ddloco.stage.process.side_protocol import SideDecoder, SideProtocolError, encode
 from transport import Arrival, Endpoint, LaneFull, PeerGone
-from transport.endpoint import Buffer
 from transport.message import Reason
 from transport.zeromq import ZmqEndpoint
 
@@ -99,10 +99,6 @@ class Known(Struct, frozen=True, tag=True):
     numbers: dict[Short, Number]
 
 
-class GrantError(ValueError):
-    """An invalid message; the text names the field."""
-
-
 class DeniedError(Exception):
     """The lead refuses this actor; the text says why."""
 
@@ -115,37 +111,9 @@ class SilentError(Exception):
     """The lead did not answer in time; the text says who was asked."""
 
 
-encode = msgspec.msgpack.Encoder().encode
-_question = msgspec.msgpack.Decoder(Want | Known)
-_known = msgspec.msgpack.Decoder(Known)
-_answer = msgspec.msgpack.Decoder(Granted | Denied | Over)
-
-
-def decode_question(frames: Sequence[Buffer]) -> Want | Known:
-    """Decode a request of an actor or of a shard.
-
-    Raises:
-        GrantError: it is not a valid request.
-    """
-    return _decoded(_question, frames)
-
-
-def decode_known(frames: Sequence[Buffer]) -> Known:
-    """Decode what the lead sends to a shard.
-
-    Raises:
-        GrantError: it is not a valid ``Known``.
-    """
-    return _decoded(_known, frames)
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], frames: Sequence[Buffer]) -> Any:
-    if len(frames) != 1 or len(frames[0]) > WORD_BYTES_MAX:
-        raise GrantError(f"one part of at most {WORD_BYTES_MAX} bytes expected")
-    try:
-        return decoder.decode(frames[0])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise GrantError(str(error)) from None
+decode_question: SideDecoder[Want | Known] = SideDecoder(Want | Known, WORD_BYTES_MAX)
+decode_known: SideDecoder[Known] = SideDecoder(Known, WORD_BYTES_MAX)
+_answer: SideDecoder[Granted | Denied | Over] = SideDecoder(Granted | Denied | Over, WORD_BYTES_MAX)
 
 
 def want_of(program: Runnable, known: int, exact: int = 0, folder: Path | None = None) -> Want:
@@ -216,8 +184,8 @@ async def ask_for_number(
     async def deliver(arrival: Arrival) -> None:
         await trio.lowlevel.checkpoint()
         try:
-            send.send_nowait(_decoded(_answer, arrival.frames))
-        except (GrantError, trio.WouldBlock):
+            send.send_nowait(_answer(arrival.frames))
+        except (SideProtocolError, trio.WouldBlock):
             return
 
     answer: Granted | Denied | Over | None = None

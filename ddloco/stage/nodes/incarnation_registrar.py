@@ -30,18 +30,17 @@ from ddloco.stage.nodes.incarnation_grants import (
     VERSION,
     Denied,
     Granted,
-    GrantError,
     Known,
     Want,
     decode_question,
     differences,
-    encode,
     settings_of,
 )
 from ddloco.stage.nodes.runnable import Runnable
+from ddloco.stage.process.side_protocol import Refusals, SideProtocolError, encode
 from replay.tape import SUFFIX
 from replay.tape_files import whose
-from transport import Arrival, Endpoint, LaneFull, PeerGone, TokenBucket
+from transport import Allowances, Arrival, Endpoint, LaneFull, PeerGone
 
 RECORD = "incarnations.json"
 """In the folder of kept merges: for each actor the newest number that was granted."""
@@ -60,9 +59,6 @@ another actor's name, which ends that actor's link."""
 SHARDS_S = 10.0
 """How long, in seconds, a lead that knows no learner waits for its shards before it grants numbers
 to learners: it may have lost its folder, and then the shards know what was granted."""
-
-REFUSALS_LOGGED_MAX = 20
-"""Repeated refusals must not fill the disk."""
 
 _decode = msgspec.json.Decoder(dict[str, int]).decode
 
@@ -148,8 +144,7 @@ class Registrar:
         self._endpoint = endpoint
         self._note = note
         self._time = time or MonotonicTime()
-        self._allowances: dict[str, TokenBucket] = {}
-        """Rate limits, by actor of this job that has asked."""
+        self._allowances = Allowances(NUMBERS_AT_ONCE, NUMBERS_PER_S)
         self._newest: dict[str, int] = {}
         """The newest known number, by actor of this job."""
         self._learners = frozenset(program.followers)
@@ -159,7 +154,7 @@ class Registrar:
         self._shard_names = program.listeners[1:]
         self._new = bool(self._shard_names) and not any(map(record.newest, self._learners))
         """Whether the shards may know of learners that the record does not."""
-        self._refused = 0
+        self._refusals = Refusals("number refused", note)
         self._given: dict[str, Granted] = {}
         self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
 
@@ -239,7 +234,7 @@ class Registrar:
         name = actor_of(route.removesuffix(f"/{LANE}"))
         try:
             want = decode_question(arrival.frames)
-        except GrantError as error:
+        except SideProtocolError as error:
             return self._refuse(name, str(error))
         if isinstance(want, Known):
             return self._heard_of_shard(route, name, want)
@@ -259,8 +254,7 @@ class Registrar:
         return Denied(refused[:1000])
 
     def _give(self, route: str, name: str, want: Want) -> Granted | Denied | None:
-        full = TokenBucket(NUMBERS_AT_ONCE, NUMBERS_PER_S, NUMBERS_AT_ONCE, self._time.now())
-        if not self._allowances.setdefault(name, full).take(self._time.now()):
+        if not self._allowances.take(name, self._time.now()):
             return self._refuse(name, "it asks for new numbers too often")
         newest = max(self._record.newest(name), self._newest.get(name, 0))
         number = want.exact if want.exact > newest else max(newest, want.known) + 1
@@ -286,7 +280,4 @@ class Registrar:
         return granted
 
     def _refuse(self, name: str, reason: str) -> None:
-        self._refused += 1
-        if self._refused <= REFUSALS_LOGGED_MAX:
-            fields = {"peer": name[:64], "reason": reason, "count": self._refused}
-            self._note("number refused", fields)
+        self._refusals.add(name, reason)

@@ -4,13 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ddloco.stage.observers.observer_protocol import (
-    PIECE_BYTES,
-    Fragment,
-    NoticeError,
-    Piece,
-    encode,
-)
+from ddloco.stage.observers.observer_protocol import PIECE_BYTES, Fragment, Piece
+from ddloco.stage.process.side_protocol import SideProtocolError, encode
 from transport import DTYPES, Bytes, Payload
 from transport.endpoint import Buffer
 from transport.payload import PAYLOAD_BYTES_MAX, broken_tensor, payload_bytes
@@ -36,7 +31,7 @@ class FragmentReader:
         """Process one message; returns a whole fragment, or None.
 
         Raises:
-            NoticeError: the piece is not the next one, or a tensor's bytes do not match its digest.
+            SideProtocolError: not the next piece, or a tensor's bytes do not match its digest.
         """
         if isinstance(said, Fragment):
             self._begin(said)
@@ -44,17 +39,19 @@ class FragmentReader:
         begun = self._begun
         if begun is None or (said.seq, said.index) != (begun.seq, self._index):
             self._begun = None
-            raise NoticeError(f"piece {said.index} of a fragment that was not begun")
+            raise SideProtocolError(f"piece {said.index} of a fragment that was not begun")
         return self._fill(piece)
 
     def _begin(self, said: Fragment) -> None:
         self._begun = None
         for meta in said.tensors:
             if meta.dtype not in DTYPES:
-                raise NoticeError(f"$.tensors: {meta.dtype!r} is not one of {', '.join(DTYPES)}")
+                raise SideProtocolError(
+                    f"$.tensors: {meta.dtype!r} is not one of {', '.join(DTYPES)}"
+                )
         total = payload_bytes(said.tensors)
         if total > PAYLOAD_BYTES_MAX:
-            raise NoticeError(f"$.tensors: {total} bytes, at most {PAYLOAD_BYTES_MAX}")
+            raise SideProtocolError(f"$.tensors: {total} bytes, at most {PAYLOAD_BYTES_MAX}")
         self._begun, self._data = said, np.empty(total, np.uint8)
         self._filled = self._index = 0
 
@@ -63,7 +60,7 @@ class FragmentReader:
         assert said is not None, "a piece is filled in only where a fragment was begun"
         if len(piece) != due:
             self._begun = None
-            raise NoticeError(f"tensor bytes: received {len(piece)}, expected {due}")
+            raise SideProtocolError(f"tensor bytes: received {len(piece)}, expected {due}")
         self._data[self._filled : self._filled + due] = np.frombuffer(piece, np.uint8)
         self._filled += due
         self._index += 1
@@ -73,5 +70,5 @@ class FragmentReader:
         payload = Payload(said.tensors, self._data)
         broken = broken_tensor(payload)
         if broken is not None:
-            raise NoticeError(f"tensor {broken}: bytes do not match their digest")
+            raise SideProtocolError(f"tensor {broken}: bytes do not match their digest")
         return said, payload

@@ -11,9 +11,9 @@ one msgpack frame. A fragment's bytes follow it raw, in pieces:
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
+from ddloco.stage.process.side_protocol import SideDecoder
 from transport.endpoint import FRAME_BYTES_MAX, Buffer
 from transport.message import TENSORS_MAX, Count, Reason, TensorMeta
 
@@ -35,10 +35,6 @@ PIECE_BYTES = 1024 * 1024
 
 NOTICE_BYTES_MAX = FRAME_BYTES_MAX
 """A status of 1,024 learners takes an eighth of a megabyte."""
-
-
-class NoticeError(ValueError):
-    """The other side sent something that is not in this protocol; one line names the field."""
 
 
 class Notice(Struct, frozen=True, tag=True):
@@ -102,29 +98,10 @@ class Sorry(Notice, frozen=True):
     reason: Reason
 
 
-encode = msgspec.msgpack.Encoder().encode
-_ask = msgspec.msgpack.Decoder(Ask)
-_answer = msgspec.msgpack.Decoder(Told | News | Fragment | Piece | Sorry)
-
-
-def decode_ask(frames: Sequence[Buffer]) -> Ask:
-    """Decode an observer's request.
-
-    Raises:
-        NoticeError: it is not a valid request.
-    """
-    if len(frames) != 1:
-        raise NoticeError(f"an ask of {len(frames)} parts, 1 expected")
-    if len(frames[0]) > ASK_BYTES_MAX:
-        raise NoticeError(f"an ask of {len(frames[0])} bytes, at most {ASK_BYTES_MAX}")
-    return _decoded(_ask, frames[0])
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], frame: Buffer) -> Any:
-    try:
-        return decoder.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise NoticeError(str(error)) from None
+decode_ask: SideDecoder[Ask] = SideDecoder(Ask, ASK_BYTES_MAX)
+_answer: SideDecoder[Told | News | Fragment | Piece | Sorry] = SideDecoder(
+    Told | News | Fragment | Piece | Sorry, NOTICE_BYTES_MAX
+)
 
 
 class Reader:
@@ -139,11 +116,9 @@ class Reader:
         An incomplete fragment is forgotten; the server sends it again.
 
         Raises:
-            NoticeError: it is not a valid notice, or a tensor's bytes do not match its digest.
+            SideProtocolError: it is no valid notice, or a tensor's bytes do not match its digest.
         """
-        if not 1 <= len(frames) <= 2 or len(frames[0]) > NOTICE_BYTES_MAX:
-            raise NoticeError("1 or 2 parts within the limits expected")
-        said = _decoded(_answer, frames[0])
+        said = _answer(frames, parts=2)
         piece = frames[1] if len(frames) == 2 else b""
         if isinstance(said, Fragment | Piece):
             return self._assembled().feed(said, piece)

@@ -21,13 +21,12 @@ from ddloco.stage.observers.observer_protocol import (
     Fragment,
     News,
     Notice,
-    NoticeError,
     Request,
     Sorry,
     Told,
     decode_ask,
-    encode,
 )
+from ddloco.stage.process.side_protocol import SideProtocolError, encode
 from transport import Arrival, Endpoint, LaneFull, Payload, PeerGone
 from transport.endpoint import Buffer
 
@@ -124,7 +123,7 @@ class ObserverServer:
         route = arrival.route
         try:
             ask = decode_ask(arrival.frames)
-        except NoticeError as error:
+        except SideProtocolError as error:
             self._refuse(str(error))
             return
         if ask.version != VERSION:

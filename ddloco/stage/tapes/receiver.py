@@ -23,6 +23,7 @@ import xxhash
 
 from clocks import actor_of
 from ddloco.stage.files.trust import content_of
+from ddloco.stage.process.side_protocol import Refusals, SideProtocolError, encode
 from ddloco.stage.tapes.sender import digest_prefix
 from ddloco.stage.tapes.shipping_protocol import (
     LANE,
@@ -31,15 +32,13 @@ from ddloco.stage.tapes.shipping_protocol import (
     Ask,
     Has,
     Segment,
-    ShippingError,
     Sorry,
     Whole,
     decode_said,
     digest_of,
-    encode,
 )
 from replay import Tape, TapeError
-from transport import Arrival, Endpoint, LaneFull, PeerGone, TokenBucket
+from transport import Allowances, Arrival, Endpoint, LaneFull, PeerGone
 from transport.endpoint import Buffer
 
 MARKS = ".shipped"
@@ -66,8 +65,6 @@ seconds."""
 
 FINISH_S = 30.0
 """How long, in seconds, a syncer that has ended waits for the rest of the tapes."""
-
-REFUSALS_LOGGED_MAX = 20
 
 Note = Callable[[str, dict[str, Any]], None]
 Said = Ask | Segment | Whole
@@ -111,17 +108,15 @@ class TapeReceiver:
         endpoint: Endpoint,
         note: Note,
     ) -> None:
-        self.refused = 0
+        self.refusals = Refusals("segment refused", note)
         """Messages that were rejected."""
         self._folder = folder
         self._names = names
         self._job_id, settings = job
         self._settings = content_of(settings)
         self._endpoint = endpoint
-        self._note = note
         self._incoming: dict[str, IncomingTape] = {}
-        self._allowances: dict[str, TokenBucket] = {}
-        """Rate limits, by actor of this job that has shipped anything."""
+        self._allowances = Allowances(ACTOR_BYTES_AT_ONCE, ACTOR_BYTES_PER_S)
         self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
 
     def take(self, arrival: Arrival) -> None:
@@ -157,12 +152,12 @@ class TapeReceiver:
             said, data = decode_said(arrival.frames)
             self._check_allowance(name, len(data))
             answer = await trio.to_thread.run_sync(self._answer, name, said, data)
-        except ShippingError as error:
+        except SideProtocolError as error:
             answer = None
-            self._count(name, str(error))
+            self.refusals.add(name, str(error))
         except RefusedError as error:
             answer = error.answer
-            self._count(name, str(error))
+            self.refusals.add(name, str(error))
         if name in self._incoming:
             self._incoming[name].heard_at = trio.current_time()
         if answer is not None:
@@ -176,16 +171,8 @@ class TapeReceiver:
         actor = actor_of(name)
         if not nbytes or actor not in self._names:
             return  # Unknown actors are rejected later.
-        now = trio.current_time()
-        full = TokenBucket(ACTOR_BYTES_AT_ONCE, ACTOR_BYTES_PER_S, ACTOR_BYTES_AT_ONCE, now)
-        if not self._allowances.setdefault(actor, full).take(now, nbytes):
+        if not self._allowances.take(actor, trio.current_time(), nbytes):
             raise RefusedError(f"more than {ACTOR_BYTES_PER_S} bytes a second of {actor}")
-
-    def _count(self, name: str, reason: str) -> None:
-        self.refused += 1
-        if self.refused <= REFUSALS_LOGGED_MAX:
-            fields = {"peer": name, "reason": reason, "count": self.refused}
-            self._note("segment refused", fields)
 
     # The methods below run in a thread, one call at a time.
 

@@ -14,18 +14,17 @@ import xxhash
 
 from clocks import open_regular
 from ddloco.stage.files.settings import TapeTable
+from ddloco.stage.process.side_protocol import SideProtocolError, encode
 from ddloco.stage.tapes.shipping_protocol import (
     SEGMENT_BYTES_MAX,
     Ask,
     Has,
     Segment,
-    ShippingError,
     Sorry,
     Whole,
     Word,
     decode_answer,
     digest_of,
-    encode,
 )
 from transport import Arrival, Endpoint, LaneFull, PeerGone
 from transport.endpoint import Buffer
@@ -81,7 +80,7 @@ class TapeSender:
         """Accept an answer of the syncer; invalid or excess answers are ignored."""
         try:
             self._answers.send_nowait(decode_answer(arrival.frames))
-        except (ShippingError, trio.WouldBlock):
+        except (SideProtocolError, trio.WouldBlock):
             return
 
     async def run(self) -> None:

@@ -14,12 +14,12 @@ Messages do not contain the tape's incarnation: it is the peer of the route, whi
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import xxhash
 from msgspec import Meta, Struct
 
+from ddloco.stage.process.side_protocol import SideDecoder, SideProtocolError
 from transport.endpoint import Buffer
 from transport.message import Count, Reason
 
@@ -37,10 +37,6 @@ WORD_BYTES_MAX = 1024
 """Size limit of a message: a few small numbers and a reason."""
 
 Digest = Annotated[bytes, Meta(max_length=16)]
-
-
-class ShippingError(ValueError):
-    """The peer sent something that is not in this protocol; one line names the field."""
 
 
 class Word(Struct, frozen=True, tag=True):
@@ -82,41 +78,22 @@ class Sorry(Word, frozen=True):
     shared: bool = False
 
 
-encode = msgspec.msgpack.Encoder().encode
 digest_of = xxhash.xxh3_128_digest
-_said = msgspec.msgpack.Decoder(Ask | Segment | Whole)
-_answer = msgspec.msgpack.Decoder(Has | Sorry)
+_said: SideDecoder[Ask | Segment | Whole] = SideDecoder(Ask | Segment | Whole, WORD_BYTES_MAX)
+decode_answer: SideDecoder[Has | Sorry] = SideDecoder(Has | Sorry, WORD_BYTES_MAX)
 
 
 def decode_said(frames: Sequence[Buffer]) -> tuple[Ask | Segment | Whole, Buffer]:
     """Decode a sender's message, with the bytes of a segment.
 
     Raises:
-        ShippingError: it is not a valid message, or too long.
+        SideProtocolError: it is not a valid message, or too long.
     """
-    said = _decoded(_said, frames)
+    said = _said(frames, parts=2)
     parts = 2 if isinstance(said, Segment) else 1
     if len(frames) != parts:
-        raise ShippingError(f"{type(said).__name__} of {len(frames)} parts, {parts} expected")
+        raise SideProtocolError(f"{type(said).__name__} of {len(frames)} parts, {parts} expected")
     data = frames[1] if parts == 2 else b""
     if len(data) > SEGMENT_BYTES_MAX:
-        raise ShippingError(f"a segment of {len(data)} bytes, at most {SEGMENT_BYTES_MAX}")
+        raise SideProtocolError(f"a segment of {len(data)} bytes, at most {SEGMENT_BYTES_MAX}")
     return said, data
-
-
-def decode_answer(frames: Sequence[Buffer]) -> Has | Sorry:
-    """Decode a receiver's answer.
-
-    Raises:
-        ShippingError: it is not a valid answer.
-    """
-    return _decoded(_answer, frames)
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], frames: Sequence[Buffer]) -> Any:
-    if not frames or len(frames[0]) > WORD_BYTES_MAX:
-        raise ShippingError(f"a word of at most {WORD_BYTES_MAX} bytes expected")
-    try:
-        return decoder.decode(frames[0])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ShippingError(str(error)) from None

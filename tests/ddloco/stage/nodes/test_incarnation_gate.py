@@ -8,8 +8,9 @@ from clocks import ManualTime
 from ddloco.job.config import job_from
 from ddloco.roles.job_program import program_of
 from ddloco.stage.nodes.incarnation_gate import ASK_S, Gate
-from ddloco.stage.nodes.incarnation_grants import Granted, Known, decode_question, encode, want_of
+from ddloco.stage.nodes.incarnation_grants import Granted, Known, decode_question, want_of
 from ddloco.stage.nodes.incarnation_registrar import SHARDS_S, Record, Registrar
+from ddloco.stage.process.side_protocol import encode
 from transport import Arrival, PeerGone
 
 JOB = job_from(

@@ -11,12 +11,11 @@ from ddloco.stage.nodes.incarnation_grants import (
     WORD_BYTES_MAX,
     Denied,
     Granted,
-    GrantError,
     decode_question,
-    encode,
     want_of,
 )
 from ddloco.stage.nodes.incarnation_registrar import Record, RecordError, Registrar, newest_on_tape
+from ddloco.stage.process.side_protocol import SideProtocolError, encode
 from transport import Arrival
 
 
@@ -124,7 +123,7 @@ def test_other_names_have_no_number(harness, route):
 )
 def test_what_is_no_question_is_not_answered(harness, frames):
     """It is counted, and logged a few times."""
-    with pytest.raises(GrantError):
+    with pytest.raises(SideProtocolError):
         decode_question(frames)
     for _ in range(50):
         assert harness.registrar.answer(Arrival("learner-0.1/grant", frames)) is None

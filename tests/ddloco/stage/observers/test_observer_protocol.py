@@ -11,13 +11,12 @@ from ddloco.stage.observers.observer_fragments import cut
 from ddloco.stage.observers.observer_protocol import (
     PIECE_BYTES,
     Fragment,
-    NoticeError,
     Piece,
     Reader,
     Told,
     decode_ask,
-    encode,
 )
+from ddloco.stage.process.side_protocol import SideProtocolError, encode
 from transport import Payload, TensorMeta, describe
 
 
@@ -51,7 +50,7 @@ def test_a_fragment_that_stops_is_forgotten():
     again = list(cut(fragment(seq=3)[0], payload.data))
     assert reader.feed(again[0]) is None
     assert reader.feed(again[1]) is not None
-    with pytest.raises(NoticeError, match="piece 1 of a fragment that was not begun"):
+    with pytest.raises(SideProtocolError, match="piece 1 of a fragment that was not begun"):
         reader.feed(second)
 
 
@@ -59,7 +58,7 @@ def test_broken_bytes_are_refused():
     """A tensor whose bytes changed on the way is named."""
     said, payload = fragment(count=16)
     (frames,) = cut(said, np.zeros_like(payload.data))
-    with pytest.raises(NoticeError, match="tensor w: bytes do not match"):
+    with pytest.raises(SideProtocolError, match="tensor w: bytes do not match"):
         Reader().feed(frames)
 
 
@@ -76,7 +75,7 @@ def test_broken_bytes_are_refused():
 )
 def test_what_is_no_notice_is_refused(frames, reason):
     """Sizes, kinds and order are checked before anything is kept."""
-    with pytest.raises(NoticeError, match=reason):
+    with pytest.raises(SideProtocolError, match=reason):
         Reader().feed(frames)
 
 
@@ -84,5 +83,5 @@ def test_what_is_no_notice_is_refused(frames, reason):
 def test_rubbish_raises_nothing_else(frames):
     """Whatever bytes come, either end refuses them as it refuses everything."""
     for read in (decode_ask, Reader().feed):
-        with suppress(NoticeError):
+        with suppress(SideProtocolError):
             read(frames)

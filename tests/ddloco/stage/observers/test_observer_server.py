@@ -25,7 +25,6 @@ from ddloco.stage.observers.observer_protocol import (
     Reader,
     Sorry,
     Told,
-    encode,
 )
 from ddloco.stage.observers.observer_server import (
     ATTENTIVE_S,
@@ -36,6 +35,7 @@ from ddloco.stage.observers.observer_server import (
     ObserverServer,
 )
 from ddloco.stage.process.log import ActorLog
+from ddloco.stage.process.side_protocol import encode
 from replay import Header, Recorder, Tape, TapeWriter
 from tests.transport.memory import MemoryFabric
 from transport import Payload, describe

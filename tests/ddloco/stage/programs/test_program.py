@@ -65,7 +65,7 @@ def broken():
         (f"{HERE}:best", {}, "has no function best"),
         (f"{HERE}:good", {"many": 3}, "takes no many; it takes who$"),
         (f"{HERE}:broken", {}, "broken failed: RuntimeError: no luck$"),
-        (f"{HERE}:other", {}, "returns dict, want a ddloco.stage.programs.Program"),
+        (f"{HERE}:other", {}, "returns dict, want a ddloco.stage.Program"),
         (f"{HERE}:empty", {}, "it has no actors"),
         (f"{HERE}:strange", {}, "a dials b, which is not another actor"),
         *(

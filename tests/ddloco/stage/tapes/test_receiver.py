@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from ddloco.stage.files.settings import TapeTable
+from ddloco.stage.process.side_protocol import encode
 from ddloco.stage.tapes import receiver as receiver_module
 from ddloco.stage.tapes import sender as sender_module
 from ddloco.stage.tapes.receiver import MARKS, TapeReceiver
@@ -21,7 +22,6 @@ from ddloco.stage.tapes.shipping_protocol import (
     Whole,
     decode_answer,
     digest_of,
-    encode,
 )
 from ddloco.stage.tapes.side_channel import SideChannel
 from replay import Header, TapeWriter, tape
@@ -101,7 +101,7 @@ async def test_a_tape_arrives_in_segments(stand, whole):
     assert Has(4, len(whole)) == await stand.ship(whole[300:], 300)
     assert Has(5, len(whole)) == await stand.say(Whole(0, len(whole)))
     assert whole == (stand.folder / "learner-0.1.tape").read_bytes()
-    assert (0, []) == (stand.receiver.refused, stand.notes)
+    assert (0, []) == (stand.receiver.refusals.count, stand.notes)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ async def test_no_sender_writes_in_anothers_name(stand, tmp_path):
         assert isinstance(answer, Sorry)
         assert answer.reason.startswith("a tape of ")
     assert isinstance(await stand.ship(b"no tape at all, but some bytes"), Sorry)
-    assert (4, []) == (stand.receiver.refused, stand.files)
+    assert (4, []) == (stand.receiver.refusals.count, stand.files)
 
 
 async def test_a_tape_that_is_here_is_left_alone(stand, whole):
@@ -135,7 +135,7 @@ async def test_a_tape_that_is_here_is_left_alone(stand, whole):
         assert isinstance(answer, Sorry)
         assert answer.shared
     assert whole[:100] == (stand.folder / "learner-0.1.tape").read_bytes()
-    assert 0 == stand.receiver.refused
+    assert 0 == stand.receiver.refusals.count
 
 
 async def test_wrong_segments_are_refused_and_counted(stand, whole):
@@ -144,7 +144,7 @@ async def test_wrong_segments_are_refused_and_counted(stand, whole):
     assert Has(2, 300) == await stand.ship(whole[300:400], 301)
     assert Has(3, 300) == await stand.ship(whole[300:400], 300, digest=b"\0" * 16)
     assert Has(4, 300) == await stand.ship(whole[:300])
-    assert 3 == stand.receiver.refused
+    assert 3 == stand.receiver.refusals.count
     assert [1, 2, 3] == [fields["count"] for _, fields in stand.notes]
     assert whole[:300] == (stand.folder / "learner-0.1.tape").read_bytes()
 
@@ -160,7 +160,7 @@ async def test_what_is_too_large_is_refused(stand, whole, monkeypatch):
     monkeypatch.setattr(receiver_module, "TAPES_MAX", 1)
     answer = await stand.ship(whole, route="learner-1.1/tape")
     assert "more than 1 tapes" == answer.reason
-    assert 3 == stand.receiver.refused
+    assert 3 == stand.receiver.refusals.count
     assert ["learner-0.1", "learner-0.1.tape"] == stand.files
     assert ["learner-0.1"] == [each.name for each in (stand.folder / MARKS).iterdir()]
 
@@ -172,7 +172,7 @@ async def test_garbage_is_refused(stand):
     assert await stand.say(Segment(0, 0, b"")) is None
     assert await stand.say(Has(0, 0)) is None
     assert f"in version {VERSION}, not" in (await stand.say(Ask(0, VERSION + 1))).reason
-    assert (5, []) == (stand.receiver.refused, stand.files)
+    assert (5, []) == (stand.receiver.refusals.count, stand.files)
 
 
 async def test_a_full_disk_is_waited_for(stand, whole, monkeypatch):
@@ -354,7 +354,7 @@ async def test_no_sender_fills_a_disk(stand, autojump_clock, monkeypatch):
     assert await stand.ship(bytes(500), route="learner-1.1/tape") is not None
     await trio.sleep(1.0)
     assert await stand.ship(bytes(500), route="learner-0.1/tape") is not None
-    assert stand.receiver.refused > 90
+    assert stand.receiver.refusals.count > 90
 
 
 async def test_a_tape_of_other_settings_is_refused(stand, tmp_path):

@@ -1,0 +1,71 @@
+"""What the protocols beside the links have in common: numbers, tapes and observers.
+
+Their messages are msgpack structs below the door: no machine, clock or tape has them. Each protocol
+has a version number, which a request carries, a largest size, and a rate for each actor. What is
+refused is counted, and the first refusals are logged.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from transport.endpoint import Buffer
+
+REFUSALS_LOGGED_MAX = 20
+"""Refusals that are logged; later ones are only counted, so that they do not fill the disk."""
+
+M = TypeVar("M")
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+class SideProtocolError(ValueError):
+    """The other side sent something that is not in this protocol; one line names the field."""
+
+
+class SideDecoder(Generic[M]):
+    """Decodes the messages of a protocol.
+
+    Args:
+        kinds: the union of their types.
+        bytes_max: the largest size of a message, without the bytes that may follow it.
+    """
+
+    def __init__(self, kinds: Any, bytes_max: int) -> None:
+        self._decode: Callable[[Any], M] = msgspec.msgpack.Decoder(kinds).decode
+        self._bytes_max = bytes_max
+
+    def __call__(self, frames: Sequence[Buffer], parts: int = 1) -> M:
+        """Decode the first of up to ``parts`` frames.
+
+        Raises:
+            SideProtocolError: it is not a valid message, or too long.
+        """
+        if not 1 <= len(frames) <= parts:
+            raise SideProtocolError(f"a message of {len(frames)} parts, 1 to {parts} expected")
+        if len(frames[0]) > self._bytes_max:
+            raise SideProtocolError(f"{len(frames[0])} bytes, at most {self._bytes_max}")
+        try:
+            return self._decode(frames[0])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise SideProtocolError(str(error)) from None
+
+
+class Refusals:
+    """Counts what was refused, and logs the first refusals.
+
+    Args:
+        event: what a line of the log is called.
+        note: writes to the log.
+    """
+
+    def __init__(self, event: str, note: Callable[[str, dict[str, Any]], None]) -> None:
+        self.count = 0
+        self._event, self._note = event, note
+
+    def add(self, peer: str, reason: str) -> None:
+        """Count one refusal of a peer's message."""
+        self.count += 1
+        if self.count <= REFUSALS_LOGGED_MAX:
+            self._note(self._event, {"peer": peer[:64], "reason": reason, "count": self.count})
