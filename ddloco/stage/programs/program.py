@@ -22,7 +22,7 @@ import trio
 
 from clocks import actor_of
 from ddloco.stage.actors.actor import ACTOR_SEMANTICS, ActorStates, Machine, new_actor
-from ddloco.stage.actors.effects import Finish
+from ddloco.stage.actors.effects import AskedByAll, Finish, Work
 from ddloco.stage.actors.events import Begun, HappensToAll
 from ddloco.stage.actors.messages import SaidByAll
 from ddloco.stage.arrays.array_table import Arrays
@@ -213,9 +213,14 @@ class LoadedProgram(Runnable):
         """The union of all message bodies."""
         return SaidByAll | self.program.said
 
+    @property
+    def asked(self) -> Any:
+        """The union of all work that its machines may request."""
+        return Call | self.program.asked
+
     def states(self, machine: Machine) -> ActorStates[Any]:
         """What reads the states of actors with such a machine."""
-        return ActorStates(type(machine), self.bodies, Call | self.program.asked)
+        return ActorStates(type(machine), self.bodies, self.asked)
 
     @property
     def events(self) -> Any:
@@ -334,7 +339,7 @@ class LoadedProgram(Runnable):
                 first,
                 pending,
                 said=self.bodies,
-                executor=ComputationExecutor(role.compute, arrays, hosted.sink()),
+                executor=ComputationExecutor(role.compute, self.asked, arrays, hosted.sink()),
                 arrays=arrays,
                 recorder=hosted.recorder(fingerprint(), ACTOR_SEMANTICS, facts, actor.clock.wire),
                 admits=self.admits,
@@ -413,8 +418,13 @@ def _problem(program: Any) -> str | None:
     unbound = unbounded(table.keep, wanted=taken.wanted, stay=taken.keep, ships=table.ships)
     if unbound is not None:
         return unbound
-    return _taken(program.said, SaidByAll, "message") or _taken(
-        program.happened, HappensToAll | Begun, "result"
+    for each in get_args(program.asked) or (program.asked,):
+        if not (isinstance(each, type) and issubclass(each, Work)):
+            return f"asked: {each!r} is not a subclass of Calculation"
+    return (
+        _taken(program.said, SaidByAll, "message")
+        or _taken(program.happened, HappensToAll | Begun, "result")
+        or _taken(program.asked, AskedByAll | Call, "work")
     )
 
 
