@@ -86,7 +86,7 @@ class ProgramTapes:
         if start is not None:
             start.lay_out(arrays)
             actor = start.actor
-        work = ComputationExecutor(role.compute, arrays, DigestSink())
+        work = ComputationExecutor(role.compute, self.loaded.asked, arrays, DigestSink())
         executor = ProgramExecutor(work, arrays)
         player = Player(each, self.loaded.events, actor, actor.number)
         async with open_comparison(state, player, actor, executor, start) as runner:

@@ -112,6 +112,9 @@ class JobStart(Start):
     def adopt(self, job: Job, plan: FragmentPlan) -> None:
         """Continue in a run whose job has other settings."""
         self.actor.links.renew(job.agreement(plan))
+        machine: Any = self.actor.machine
+        if isinstance(machine, Syncer) and machine.rounds is not None:
+            machine.rounds.globals.lag = job.sync.lag
 
     def keep(self, arrays: Arrays, keep: FragmentStore) -> None:
         """Store the merges of the snapshot, from which a restarted syncer would continue."""

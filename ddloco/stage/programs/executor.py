@@ -29,12 +29,14 @@ class ComputationExecutor:
 
     Args:
         compute: the user's function.
+        asked: the union of the work that it does; snapshots can hold no other.
         arrays: the arrays by handle; all of them are payloads.
         sink: where snapshots are written.
     """
 
-    def __init__(self, compute: Compute, arrays: Arrays, sink: SnapshotSink) -> None:
+    def __init__(self, compute: Compute, asked: Any, arrays: Arrays, sink: SnapshotSink) -> None:
         self._compute = compute
+        self._asked = asked
         self._arrays = arrays
         self._capture = Capture(arrays, sink)
 
@@ -64,6 +66,8 @@ class ComputationExecutor:
 
     def _computed(self, work: Work, read: Sequence[Payload]) -> tuple[WorkResult, list[Payload]]:
         """Call the user's function; runs in a thread."""
+        if not isinstance(work, self._asked):
+            raise TypeError("the program does not name it; want it in Program(asked=...)")
         given: list[Tensors] = [tensors_of(payload) for payload in read]
         result, tensors = self._compute(work, given)
         made = [payload_of(each) for each in tensors]

@@ -23,7 +23,7 @@ import trio
 
 from clocks import actor_of
 from ddloco.stage.actors.actor import ACTOR_SEMANTICS, ActorStates, Machine, new_actor
-from ddloco.stage.actors.effects import Finish
+from ddloco.stage.actors.effects import AskedByAll, Finish, Work
 from ddloco.stage.actors.events import Begun, HappensToAll
 from ddloco.stage.actors.messages import SaidByAll
 from ddloco.stage.arrays.array_table import Arrays
@@ -240,9 +240,14 @@ class LoadedProgram(Runnable):
         """The union of all message bodies."""
         return SaidByAll | Over | self.program.said
 
+    @property
+    def asked(self) -> Any:
+        """The union of all work that its machines may request."""
+        return Call | self.program.asked
+
     def states(self, machine: Machine) -> ActorStates[Any]:
         """What reads the states of actors with such a machine."""
-        return ActorStates(type(machine), self.bodies, Call | self.program.asked)
+        return ActorStates(type(machine), self.bodies, self.asked)
 
     @property
     def events(self) -> Any:
@@ -366,7 +371,7 @@ class LoadedProgram(Runnable):
                 first,
                 pending,
                 said=self.bodies,
-                executor=ComputationExecutor(role.compute, arrays, hosted.sink()),
+                executor=ComputationExecutor(role.compute, self.asked, arrays, hosted.sink()),
                 arrays=arrays,
                 recorder=hosted.recorder(fingerprint(), ACTOR_SEMANTICS, facts, actor.clock.wire),
                 admits=self.admits,
@@ -451,7 +456,12 @@ def _problem(program: Any) -> str | None:
     unbound = unbounded(table.keep, wanted=taken.wanted, stay=taken.keep, ships=table.ships)
     if unbound is not None:
         return unbound
-    return None
+    for each in get_args(program.asked) or (program.asked,):
+        if not (isinstance(each, type) and issubclass(each, Work)):
+            return f"asked: {each!r} is not a subclass of Calculation"
+    return _taken(program.happened, HappensToAll | Begun, "result") or _taken(
+        program.asked, AskedByAll | Call, "work"
+    )
 
 
 def handled(program: Program) -> Any:
@@ -480,9 +490,7 @@ def handled(program: Program) -> Any:
 def _problem_of_messages(program: Program) -> str | None:
     for each in get_args(program.said) or (program.said,):
         array_field(each)
-    return _taken(program.said, SaidByAll | Over, "message") or _taken(
-        program.happened, HappensToAll | Begun, "result"
-    )
+    return _taken(program.said, SaidByAll | Over, "message")
 
 
 def _taken(own: Any, ours: Any, kind: str) -> str | None:

@@ -258,7 +258,7 @@ class UserActor:
         self.finish(reason, "failed")
 
     def stop(self, reason: str) -> None:
-        """The run is to end, because of Ctrl-C, or because another actor here has failed. By default
+        """The run is to end: because of Ctrl-C, or as another actor here has failed. By default
         an actor that listens ends the program, and any other one finishes."""
         if self._listens:
             self.end(reason, "stopped")

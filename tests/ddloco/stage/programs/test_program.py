@@ -6,6 +6,7 @@ import pytest
 from msgspec import defstruct
 
 from ddloco.stage import Array, UserActor, star
+from ddloco.stage.actors.effects import Calculation
 from ddloco.stage.actors.events import Computed
 from ddloco.stage.process.entry_point import NamedError
 from ddloco.stage.programs.program import LoadedProgram, Program, Role, load_program, program_from
@@ -56,7 +57,7 @@ OURS = ("Hello", "Welcome", "Refused", "Reset", "Credit", "Bye", "Marker", "Snap
 
 def named(kind, name):
     """With a message or a result that has a name of ddloco's."""
-    base = Body if kind == "said" else Computed
+    base = {"said": Body, "happened": Computed, "asked": Calculation}[kind]
     own = defstruct(name, [], bases=(base,), frozen=True, tag=True)
     return Program({"a": Role(Quiet)}, **{"said": Hello | Bye, "happened": Returned, kind: own})
 
@@ -82,6 +83,7 @@ def broken():
             for each in OURS
         ),
         (f"{HERE}:named", {"kind": "happened", "name": "TimerFired"}, "result TimerFired: ddloco"),
+        (f"{HERE}:named", {"kind": "asked", "name": "CaptureState"}, "work CaptureState: ddloco"),
         (f"{HERE}:good", {"who": "a.b"}, "'a.b' is not an actor's name"),
     ],
 )
