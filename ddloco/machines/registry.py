@@ -5,13 +5,13 @@ from typing import Any
 from clocks import actor_of
 from ddloco.job.config import DATA_PARALLEL, Job
 from ddloco.job.protocol.effects import Asked
-from ddloco.job.protocol.messages import Said
+from ddloco.job.protocol.messages import JobBody
 from ddloco.machines.data_parallel.coordinator import Averager
 from ddloco.machines.data_parallel.replica import Replica
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.stage.actors.actor import ActorStates, Machine
-from ddloco.stage.actors.messages import SaidByAll
+from ddloco.stage.actors.messages import ActorBody
 
 
 def machine_for(job: Job, incarnation: str) -> Machine:
@@ -29,4 +29,4 @@ def machine_for(job: Job, incarnation: str) -> Machine:
 
 def states_for(job: Job, incarnation: str) -> ActorStates[Any]:
     """Return what reads the states of an actor; it admits no other machine than the actor's own."""
-    return ActorStates(type(machine_for(job, incarnation)), Said | SaidByAll, Asked)
+    return ActorStates(type(machine_for(job, incarnation)), JobBody | ActorBody, Asked)

@@ -115,8 +115,7 @@ class PendingWork:
             self._nursery.start_soon(pending.run, coming)
 
     def resume(self, actor: Actor, start: Start) -> None:
-        """Begin again what was being done at the cut, but for what the snapshot has the result
-        of."""
+        """Begin again the work that was under way at the cut and has no result in the snapshot."""
         given = {each.work for each in start.results}
         for work in list(actor.under_way.values()):
             if work.work not in given and self.executor.is_repeated(work):

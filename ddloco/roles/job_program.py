@@ -18,7 +18,7 @@ from ddloco.job.config import DATA_PARALLEL, Job
 from ddloco.job.keys import curve_of
 from ddloco.job.protocol.effects import RunStep
 from ddloco.job.protocol.events import OwnState, Started
-from ddloco.job.protocol.messages import Said
+from ddloco.job.protocol.messages import JobBody
 from ddloco.job.protocol.tape_facts import SEMANTICS, TASK
 from ddloco.job.protocol.validation import admission
 from ddloco.machines.registry import machine_for
@@ -285,7 +285,7 @@ class JobProgram(Runnable):
             actor,
             first,
             pending,
-            said=Said,
+            said=JobBody,
             executor=slowed(executor, job.learner_table(hosted.name).factor),
             arrays=arrays,
             recorder=hosted.recorder(prepared.fingerprint, SEMANTICS, facts, actor.clock.wire),

@@ -47,7 +47,7 @@ from ddloco.job.protocol.events import (
     StepFinished,
 )
 from ddloco.job.protocol.fragment_plan import Leaf, wire_layout
-from ddloco.job.protocol.messages import Said
+from ddloco.job.protocol.messages import JobBody
 from ddloco.job.protocol.validation import admission
 from ddloco.machines.registry import machine_for
 from ddloco.stage.actors.actor import new_actor
@@ -187,7 +187,7 @@ def make_driver(
     executor: Any = Null()
     return Driver(
         new_actor(incarnation, machine_for(job, incarnation)),
-        said=Said,
+        said=JobBody,
         job_id=job.id,
         actors=job.names(),
         endpoint=endpoint,
@@ -278,7 +278,7 @@ class World:
 
     def __init__(self, job: Job) -> None:
         self.job, self.plan = job, job.plan(LEAVES)
-        self.codec: Codec[Any] = Codec(Said, job.id)
+        self.codec: Codec[Any] = Codec(JobBody, job.id)
         self.now = 0.0
         self._heap: list[tuple[float, int, Any]] = []
         self._order = count()

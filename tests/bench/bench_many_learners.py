@@ -32,7 +32,7 @@ from ddloco.job.config import load_job
 from ddloco.job.protocol.effects import EncodeFragment, RunStep
 from ddloco.job.protocol.events import FragmentEncoded, Started, StepFinished
 from ddloco.job.protocol.fragment_plan import wire_layout
-from ddloco.job.protocol.messages import Said
+from ddloco.job.protocol.messages import JobBody
 from ddloco.job.protocol.validation import admission
 from ddloco.machines.registry import machine_for
 from ddloco.stage.actors.actor import new_actor
@@ -223,7 +223,7 @@ def serve_learners(
                 log: Any = Quiet()
                 driver = Driver(
                     new_actor(who, machine_for(job, who)),
-                    said=Said,
+                    said=JobBody,
                     job_id=job.id,
                     actors=job.names(),
                     endpoint=endpoint,

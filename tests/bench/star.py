@@ -29,7 +29,7 @@ from ddloco.job.protocol.effects import (
     Share,
 )
 from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
-from ddloco.job.protocol.messages import Contribution, GlobalFragment, Said
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, JobBody
 from ddloco.stage.arrays.array_table import Arrays, HostCopy
 from ddloco.stage.arrays.shared_memory import Arena
 from ddloco.stage.process.malloc import keep_freed_memory
@@ -103,7 +103,7 @@ class Sender:
     """Sends one actor's messages, numbered per peer."""
 
     def __init__(self, endpoint: Any, sender: str) -> None:
-        self.codec: Codec[Any] = Codec(Said, JOB)
+        self.codec: Codec[Any] = Codec(JobBody, JOB)
         self._endpoint, self._sender = endpoint, sender
         self._said: dict[str, int] = defaultdict(int)
 

@@ -17,7 +17,7 @@ class Global(Struct, forbid_unknown_fields=True):
 
     Where it is sent as a compressed difference, that is under ``difference`` and is to version
     ``base``. Learners then hold what is under ``held``, which is not quite the same as ``wire``;
-    None if they may hold either of them, because this incarnation has not made the version.
+    None if the version is of an earlier incarnation: then learners may hold either of the two.
     """
 
     version: int

@@ -25,7 +25,7 @@ from clocks import actor_of
 from ddloco.stage.actors.actor import ACTOR_SEMANTICS, ActorStates, Machine, new_actor
 from ddloco.stage.actors.effects import AskedByAll, Finish, Work
 from ddloco.stage.actors.events import Begun, HappensToAll
-from ddloco.stage.actors.messages import SaidByAll
+from ddloco.stage.actors.messages import ActorBody
 from ddloco.stage.arrays.array_table import Arrays
 from ddloco.stage.driver.resume import (
     Start,
@@ -238,7 +238,7 @@ class LoadedProgram(Runnable):
     @property
     def bodies(self) -> Any:
         """The union of all message bodies."""
-        return SaidByAll | Over | self.program.said
+        return ActorBody | Over | self.program.said
 
     @property
     def asked(self) -> Any:
@@ -490,7 +490,7 @@ def handled(program: Program) -> Any:
 def _problem_of_messages(program: Program) -> str | None:
     for each in get_args(program.said) or (program.said,):
         array_field(each)
-    return _taken(program.said, SaidByAll | Over, "message")
+    return _taken(program.said, ActorBody | Over, "message")
 
 
 def _taken(own: Any, ours: Any, kind: str) -> str | None:

@@ -5,12 +5,12 @@ from dataclasses import replace as changed
 from msgspec.structs import replace
 
 from ddloco.job.protocol.effects import Asked
-from ddloco.job.protocol.messages import Said
+from ddloco.job.protocol.messages import JobBody
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.stage.actors.actor import Actor, ActorStates
 from ddloco.stage.actors.effects import CaptureState
-from ddloco.stage.actors.messages import SaidByAll
+from ddloco.stage.actors.messages import ActorBody
 from ddloco.stage.actors.snapshot_adapter import Cutting
 from ddloco.workers.simulated.snapshot_sink import SnapshotCapture, SnapshotMemory
 from snapshot import Participant, StateError, coordinator, participant
@@ -32,7 +32,7 @@ def bug(invariant, *worlds):
     return note
 
 
-SYNCERS = ActorStates(Syncer, Said | SaidByAll, Asked)
+SYNCERS = ActorStates(Syncer, JobBody | ActorBody, Asked)
 
 
 @bug("channel-complete", 18)

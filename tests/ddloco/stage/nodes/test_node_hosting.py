@@ -8,7 +8,7 @@ import trio
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.actors.events import Begun, StopRequested
-from ddloco.stage.actors.messages import SaidByAll
+from ddloco.stage.actors.messages import ActorBody
 from ddloco.stage.arrays.array_table import Arrays
 from ddloco.stage.files.settings import SnapshotTable, TapeTable
 from ddloco.stage.nodes.node import Hosted, OpenedActor, recorder_for, run_together
@@ -45,7 +45,7 @@ class Alone:
             yield None
             return
         yield OpenedActor(
-            new_actor(hosted.incarnation, self.machine), Begun(hosted.incarnation), [], SaidByAll,
+            new_actor(hosted.incarnation, self.machine), Begun(hosted.incarnation), [], ActorBody,
             None, Arrays(), Recorder(None), lambda header: None, dict,
         )  # fmt: skip
         self.closed = hosted.finish is not None

@@ -10,7 +10,7 @@ import trio
 
 from clocks import ManualTime
 from ddloco.job.protocol.events import Started
-from ddloco.job.protocol.messages import Said
+from ddloco.job.protocol.messages import JobBody
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import StopRequested
@@ -420,7 +420,7 @@ async def test_observers_are_below_the_door(tmp_path, autojump_clock):
     header = Header("syncer.1", "small-1", {}, "test", {})
     driver = Driver(
         new_actor("syncer.1", Machine()),
-        said=Said,
+        said=JobBody,
         job_id="small-1",
         actors=("syncer",),
         endpoint=endpoint,
