@@ -226,7 +226,7 @@ class _Here:
         with_parent: bool,
     ) -> None:
         self._loaded, self._folder = loaded, folder
-        order = [*loaded.listeners, *loaded.followers]
+        order = [*loaded.listeners, *loaded.names]
         self._names = sorted(names, key=order.index)
         self._addresses = dict(at)
         self._with_parent = with_parent

@@ -107,7 +107,7 @@ async def serve_role(
         ConfigError: an address cannot be used, or is open to everyone without keys or a word; or
             the keys cannot be used.
     """
-    leads, listens = name == program.lead, name in program.listeners
+    leads, listens = name == program.lead or not program.listeners, name in program.listeners
     curve = program.curve(name)
     async with open_context() as context:
         endpoint = new_endpoint(context, curve)
@@ -116,7 +116,7 @@ async def serve_role(
             if terms.over:
                 write_address(folder, name, address, terms.advertise)
                 return await _over(endpoint, terms)
-            incarnation, start_point = who_leads(program, folder, terms)
+            incarnation, start_point = who_leads(program, name, folder, terms)
         else:
             asked = context, addresses[program.lead]
             found = await _number(program, folder, name, asked, terms)
@@ -179,16 +179,17 @@ async def _hosted(
     beside: TapeTransfer | None = None
     granting: Registrar | Gate | None = None
     channel: ZmqEndpoint | SideChannel = endpoint
-    leads = name == program.lead
-    if leads:
+    leads, linked = name == program.lead, bool(program.listeners)
+    if leads and linked:
         granting = Registrar(program, Record(folder), endpoint, notes.write)
     elif name in program.listeners:
         granting = Gate(program, endpoint, notes.write)
     if granting is not None:
         channel = SideChannel(endpoint, GRANTS, granting.take, granting.heeds)
-    if program.tape.ships and leads:
+    ships = program.tape.ships and linked
+    if ships and leads:
         channel, beside = receive_tapes(program, folder, channel, notes.write)
-    elif program.tape.ships:
+    elif ships:
         channel, beside = await ship_tapes(
             program, incarnation, folder, channel, note=notes.write, address=address
         )
@@ -376,8 +377,11 @@ def write_address(folder: Path, name: str, bound: str, advertise: str = "") -> s
     return advertise or bound
 
 
-def who_leads(program: Runnable, folder: Path, terms: Terms) -> tuple[str, StartPoint[Any] | None]:
-    """The next incarnation of the lead, and the snapshot that it continues from.
+def who_leads(
+    program: Runnable, name: str, folder: Path, terms: Terms
+) -> tuple[str, StartPoint[Any] | None]:
+    """The next incarnation of an actor that asks nobody for its number, and the snapshot that it
+    continues from.
 
     If it has run in this folder before, it has used the snapshot then, and continues from what it
     keeps when it is started again by the same command.
@@ -386,7 +390,7 @@ def who_leads(program: Runnable, folder: Path, terms: Terms) -> tuple[str, Start
         SnapshotError: the snapshot cannot be used.
         ConfigError: what was given before cannot be read or written.
     """
-    name, start_point = program.lead, None
+    start_point = None
     try:
         record = Record(folder)
         number = record.newest(name) + 1

@@ -193,8 +193,8 @@ class Processes(Generic[P]):
             self._relayed[name] = dict(zip(dialled, await proxies[name].listen(), strict=True))
             relays.start_soon(proxies[name].run)
         self.awaited |= joiners(self._faults)
-        for name in self.program.followers:
-            if name not in self.awaited:
+        for name in self.program.names:
+            if name not in self.awaited and name not in self._listeners:
                 await self.bring(name)
         if self._faults and not self._ending:
             self._nursery.start_soon(self._harm, proxies)
@@ -253,7 +253,7 @@ class Processes(Generic[P]):
                 self._children[each].ask_to_leave()
         elif name in self.awaited:
             return
-        elif program.ends_all(name, finish) or name == self._lead:
+        elif program.ends_all(name, finish) or (name == self._lead and self._listeners):
             self._calm()
             patience_s = STRAY_S_MAX if self._faults else STOP_S_MAX
             if not program.ends_all(name, finish) and not self._faults:
