@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ddloco.debugger.merge_history import Answer, Merge
-from ddloco.debugger.recorded_run import RecordedRun, parse_event
+from ddloco.debugger.recorded_job import RecordedJob
+from ddloco.debugger.recorded_run import parse_event
 from ddloco.job.config import DATA_PARALLEL
 from ddloco.job.protocol.events import Evaluated, FragmentEncoded, StepFinished
 from ddloco.job.protocol.messages import GlobalFragment, Resume, StatePiece
@@ -105,7 +106,7 @@ class AlignedRun:
         ConfigError: the job's method has no merges of fragments.
     """
 
-    def __init__(self, run: RecordedRun, merges: Iterable[Merge] | None = None) -> None:
+    def __init__(self, run: RecordedJob, merges: Iterable[Merge] | None = None) -> None:
         method = run.job.job.method
         if method in DATA_PARALLEL:
             raise ConfigError(f"{run.path}: job.method = {method!r} has no merges to compare")
@@ -127,7 +128,7 @@ class AlignedRun:
                 if isinstance(event, Evaluated):
                     self.held_out = event.loss
 
-    def _steps(self, run: RecordedRun, learner: str) -> Iterator[tuple[Key, Item]]:
+    def _steps(self, run: RecordedJob, learner: str) -> Iterator[tuple[Key, Item]]:
         """Yield a learner's steps, each after what was installed before it.
 
         A step begins when the one before it is finished, and takes every fragment that has arrived

@@ -10,7 +10,8 @@ from msgspec import Struct
 from clocks import actor_of
 from ddloco.debugger.loss_analysis import LossFindings, analyse_losses
 from ddloco.debugger.merge_history import Merge
-from ddloco.debugger.recorded_run import RecordedRun, parse_event
+from ddloco.debugger.recorded_job import RecordedJob
+from ddloco.debugger.recorded_run import parse_event
 from ddloco.debugger.report_lanes import (
     Axis,
     Lane,
@@ -138,7 +139,7 @@ class ReportData(Struct):
 class _Reader:
     """Reads one run, in a report of ``share`` runs."""
 
-    def __init__(self, run: RecordedRun, share: int = 1) -> None:
+    def __init__(self, run: RecordedJob, share: int = 1) -> None:
         self.run, self.share = run, share
         merges = list(run.merges())
         self.merges = sorted(merges, key=lambda each: self.run.common(syncer_of(each), each.at))
@@ -375,7 +376,7 @@ def _waits(merges: Sequence[Merge]) -> Fact:
     return Fact("Waiting", f"{floor + quorum + grace:.2f} s", said)
 
 
-def report_data(run: RecordedRun, other: RecordedRun | None = None) -> ReportData:
+def report_data(run: RecordedJob, other: RecordedJob | None = None) -> ReportData:
     """Return what a report shows of a run, or of two.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from clocks import actor_of
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.job.protocol.compression import Format, compressed_layout
 from ddloco.job.protocol.events import (
     Evaluated,
@@ -229,7 +229,7 @@ class TapeContent:
 
 
 def read_tape(
-    run: RecordedRun, incarnation: str, offset: float, wanted: Iterable[int] = ()
+    run: RecordedJob, incarnation: str, offset: float, wanted: Iterable[int] = ()
 ) -> TapeContent:
     """Read one tape once.
 
@@ -338,7 +338,7 @@ def _see_rare(content: TapeContent, at: float, n: int, event: Any, cuts: set[str
             pass
 
 
-def first_step_at(run: RecordedRun, learner: str) -> float | None:
+def first_step_at(run: RecordedJob, learner: str) -> float | None:
     """When a learner asked for its first step, on its own clock; None if that is not on its tape.
 
     Raises:
@@ -407,7 +407,7 @@ def evenly(count: int, most: int) -> Iterator[int]:
 
 
 def lanes_of(
-    run: RecordedRun, contents: Sequence[TapeContent], axis: Axis, names: Names, share: int
+    run: RecordedJob, contents: Sequence[TapeContent], axis: Axis, names: Names, share: int
 ) -> list[Lane]:
     """Return a lane for each actor, syncers first, in the job's order.
 
@@ -441,7 +441,7 @@ def lanes_of(
 
 
 def _segment(
-    run: RecordedRun, content: TapeContent, axis: Axis, names: Names, most: tuple[int, int, int]
+    run: RecordedJob, content: TapeContent, axis: Axis, names: Names, most: tuple[int, int, int]
 ) -> Segment:
     blocks, finer, marks = most
     tape = run.tape_of(content.incarnation)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from clocks import actor_of
 from ddloco.debugger.alignment import AlignedRun, Item, Key, first_differences
 from ddloco.debugger.merge_processes import merges_in
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.job.protocol.events import TENSOR_DIGEST_BYTES
 from ddloco.job.protocol.tape_facts import TASK
 from ddloco.replayer.recording import run_folder_of, settings_of
@@ -128,7 +128,7 @@ class RunDiff(Struct, frozen=True):
         return lines
 
 
-def compare(one: RecordedRun, other: RecordedRun, processes: int = 1) -> RunDiff:
+def compare(one: RecordedJob, other: RecordedJob, processes: int = 1) -> RunDiff:
     """Compare two runs by what their items mean; times and event numbers do not count.
 
     Args:
@@ -358,7 +358,7 @@ def _only(one: AlignedRun, other: AlignedRun, where: str) -> Iterator[str]:
 # What was recorded differently.
 
 
-def _recorded(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:
+def _recorded(one: RecordedJob, other: RecordedJob) -> Iterator[tuple[Class, str]]:
     """Compare headers: settings, versions of code, source of the task, environment."""
     yield from _settings(one, other)
     yield from _changed_sources(one, other)
@@ -379,7 +379,7 @@ def _recorded(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str
                 yield "environment", f"environment: {name} {x} and {y}, of {actor}"
 
 
-def _changed_sources(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:
+def _changed_sources(one: RecordedJob, other: RecordedJob) -> Iterator[tuple[Class, str]]:
     """Compare the task's source files, which both run folders keep."""
     mine, theirs = (kept_sources(run_folder_of(run.path)) for run in (one, other))
     for line in changed_lines(mine, theirs):
@@ -390,7 +390,7 @@ def _pair(one: Mapping[str, str], other: Mapping[str, str], key: str) -> tuple[s
     return one.get(key, "not set"), other.get(key, "not set")
 
 
-def _settings(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:
+def _settings(one: RecordedJob, other: RecordedJob) -> Iterator[tuple[Class, str]]:
     mine, theirs = settings_of(one.job), settings_of(other.job)
     for key in sorted({*mine, *theirs}):
         x, y = mine.get(key, "not set"), theirs.get(key, "not set")
@@ -401,7 +401,7 @@ def _settings(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str
         yield "configuration", f"setting: merges.changed = {changes[0]} and {changes[1]}"
 
 
-def _change(run: RecordedRun) -> str:
+def _change(run: RecordedJob) -> str:
     """How a run's merges were changed when it followed the tapes of another one."""
     found = (change_of(each.header.facts) for each in run.tapes.values())
     change = next((each for each in found if each is not None), None)
