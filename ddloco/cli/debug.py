@@ -113,7 +113,7 @@ def diff(given: argparse.Namespace) -> int:
 
     def answer(run: RecordedRun) -> int:
         other = _opened(given, given.other)
-        found = compare(job_in(run), job_in(other), processes_for([job_in(run), job_in(other)]))
+        found = compare(run, other, processes_for([run, other]))
         gaps = {str(each.path): each.gaps for each in (run, other)}
         if given.json:
             plain: dict[str, Any] = msgspec.to_builtins(found)
@@ -134,7 +134,7 @@ def report(given: argparse.Namespace) -> int:
         other = _opened(given, compared) if compared is not None else None
         for line in _before([run] if other is None else [run, other]):
             print(one_line(line))
-        print(write_report(job_in(run), given.out, job_in(other) if other is not None else None))
+        print(write_report(run, given.out, other))
         return HELD
 
     return explained(given, answer)

@@ -192,7 +192,7 @@ class Run:
             TapeError, ConfigError: the other run cannot be read or compared.
         """
         theirs = other if isinstance(other, Run) else Run(other, trust=self._trust)
-        return compare(self.job, theirs.job)
+        return compare(self.recorded, theirs.recorded)
 
     def frame(self, what: str, library: str = "pandas") -> Any:
         """Return steps or merges as a dataframe.

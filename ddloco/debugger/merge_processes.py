@@ -12,6 +12,7 @@ import msgspec
 
 from ddloco.debugger.merge_history import Merge
 from ddloco.debugger.recorded_job import RecordedJob, open_job
+from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.stage.process.process_pool import process_pool
 
 LONG_EVENTS = 30_000
@@ -25,8 +26,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Merge).decode
 
 
-def processes_for(runs: Sequence[RecordedJob]) -> int:
+def processes_for(recorded: Sequence[RecordedRun]) -> int:
     """Return how many processes should compute the merges of some runs: 1 if they are short."""
+    runs = [run for run in recorded if isinstance(run, RecordedJob)]
     long = sum(run.tapes[syncer].events for run in runs for syncer in run.syncers) >= LONG_EVENTS
     tapes = sum(len(run.syncers) for run in runs)
     return max(min(tapes, len(os.sched_getaffinity(0))), 1) if long else 1

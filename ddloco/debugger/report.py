@@ -15,7 +15,7 @@ from tempfile import NamedTemporaryFile
 import msgspec
 
 from clocks import open_regular
-from ddloco.debugger.recorded_job import RecordedJob
+from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.report_data import ReportData, report_data
 from ddloco.replayer.recording import run_folder_of
 from ddloco.stage.files.toml import ConfigError
@@ -29,7 +29,7 @@ _ESCAPES = (("&", "\\u0026"), ("<", "\\u003c"), (">", "\\u003e"))
 _SEPARATORS = (("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 
-def write_report(run: RecordedJob, out: Path | None, other: RecordedJob | None = None) -> Path:
+def write_report(run: RecordedRun, out: Path | None, other: RecordedRun | None = None) -> Path:
     """Write the report of a run, and return its file.
 
     Args:

@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from clocks import actor_of
 from ddloco.debugger.recorded_job import RecordedJob
+from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.job.protocol.compression import Format, compressed_layout
 from ddloco.job.protocol.events import (
     Evaluated,
@@ -28,6 +29,7 @@ from ddloco.job.protocol.time_spent import TimeSpent, of_step
 from ddloco.machines.syncer.estimates import Recent
 from ddloco.stage.actors.events import (
     Captured,
+    Computed,
     LeaveRequested,
     Restored,
     SnapshotRequested,
@@ -229,7 +231,7 @@ class TapeContent:
 
 
 def read_tape(
-    run: RecordedJob, incarnation: str, offset: float, wanted: Iterable[int] = ()
+    run: RecordedRun, incarnation: str, offset: float, wanted: Iterable[int] = ()
 ) -> TapeContent:
     """Read one tape once.
 
@@ -265,6 +267,8 @@ def read_tape(
                 _see_message(content, at, record.n, event, cuts)
             case FragmentEncoded():
                 _mark(content, "sent", Point(at, record.n))
+            case Computed():
+                _mark(content, "worked", Point(at, record.n))
             case _:
                 _see_rare(content, at, record.n, event, cuts)
     return content
@@ -306,6 +310,8 @@ def _see_message(
             if body.snapshot not in cuts:
                 cuts.add(body.snapshot)
                 content.notes.append((at, n, "snapshot", f"cut of snapshot {body.snapshot}"))
+        case _ if event.payload:
+            _mark(content, "arrived", Point(at, n))
         case _:
             pass
 
@@ -407,9 +413,9 @@ def evenly(count: int, most: int) -> Iterator[int]:
 
 
 def lanes_of(
-    run: RecordedJob, contents: Sequence[TapeContent], axis: Axis, names: Names, share: int
+    run: RecordedRun, contents: Sequence[TapeContent], axis: Axis, names: Names, share: int
 ) -> list[Lane]:
-    """Return a lane for each actor, syncers first, in the job's order.
+    """Return a lane for each actor, in the program's order: of a job, syncers first.
 
     Args:
         run: the run.
@@ -418,14 +424,15 @@ def lanes_of(
         names: numbers of incarnations.
         share: of how many runs the report is; each has its part of what a report may hold.
     """
-    learners = max(len(run.learners), 1) * share
+    syncers = run.syncers if isinstance(run, RecordedJob) else ()
+    learners = max(len(run.tapes) - len(syncers), 1) * share
     blocks = max(min(BLOCKS_OF_ONE_MAX, BLOCKS_MAX // learners), 1)
     finer = max(FINER_MAX // learners, blocks)
     marks = max(MARKS_MAX // learners, 1)
     lanes: dict[str, Lane] = {}
     for content in contents:
         actor = actor_of(content.incarnation)
-        kind = "syncer" if content.incarnation in run.syncers else "learner"
+        kind = "syncer" if content.incarnation in syncers else "learner"
         lane = lanes.setdefault(actor, Lane(actor, kind, []))
         lane.segments.append(_segment(run, content, axis, names, (blocks, finer, marks)))
     steps = [each.steps for lane in lanes.values() for each in lane.segments if each.steps]
@@ -435,13 +442,12 @@ def lanes_of(
     ):
         for each in steps:
             each.clock = None
-    order = [*run.job.syncer_names(), *run.job.learner_names()]
-    found = [lanes.pop(actor) for actor in order if actor in lanes]
+    found = [lanes.pop(actor) for actor in run.program.names if actor in lanes]
     return [*found, *lanes.values()]
 
 
 def _segment(
-    run: RecordedJob, content: TapeContent, axis: Axis, names: Names, most: tuple[int, int, int]
+    run: RecordedRun, content: TapeContent, axis: Axis, names: Names, most: tuple[int, int, int]
 ) -> Segment:
     blocks, finer, marks = most
     tape = run.tape_of(content.incarnation)

@@ -34,7 +34,7 @@ def phrase(event: Any) -> str:
         case Computed():
             made = ", ".join(digest.hex()[:8] for digest in event.made) or "nothing"
             value = getattr(event, "value", None)
-            returned = _clipped(f", and returned {value!r}") if value is not None else ""
+            returned = clipped(f", and returned {value!r}") if value is not None else ""
             return f"work {event.work} made {made}{returned}"
         case WorkFailed():
             return f"work failed: {event.reason}"
@@ -71,8 +71,9 @@ def _fields(value: Any) -> str:
         for field in getattr(value, "__struct_fields__", ())
         if not isinstance(getattr(value, field), bytes)
     )
-    return f"{name} ({_clipped(text)})" if text else name
+    return f"{name} ({clipped(text)})" if text else name
 
 
-def _clipped(text: str) -> str:
+def clipped(text: str) -> str:
+    """Cut off a long text."""
     return text if len(text) <= FIELDS_CHARS_MAX else f"{text[: FIELDS_CHARS_MAX - 3]}..."

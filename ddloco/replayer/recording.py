@@ -5,8 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from clocks import actor_of
 from ddloco.job.config import Job, job_from, load_job
 from ddloco.job.protocol.tape_facts import (
@@ -153,11 +151,9 @@ def job_of(tape: Tape) -> Job:
     return job_from(tape.header.job, f"{tape.path} (header)")
 
 
-def settings_of(job: Job) -> dict[str, Any]:
-    """Return a job's settings by their names, such as ``sync.quorum``."""
-    return {
-        key: "not set" if value is None else value for key, value in _flat(msgspec.to_builtins(job))
-    }
+def settings_of(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a job or a program by their names, such as ``sync.quorum``."""
+    return {key: "not set" if value is None else value for key, value in _flat(plain)}
 
 
 def _flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

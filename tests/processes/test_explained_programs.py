@@ -1,15 +1,19 @@
 """Runs of programs of one's own, explained: causes, status, stopped replays, from tapes alone."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import ddloco
 from ddloco.cli.parser import command_named, parser
+from ddloco.debugger.recorded_job import open_run
+from ddloco.debugger.report_data import report_data
 from ddloco.stage.files.toml import ConfigError
 from replay import open_tapes
 from tests.installed import DDLOCO
@@ -197,3 +201,99 @@ def test_a_running_program_tells_its_status(tmp_path, call):
         for process in (server, trainer):
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=30)
+
+
+PLANTED = """
+import sys
+from ddloco.cli.parser import main
+from examples import parameter_server
+parameter_server.RATE = 0.2
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory):
+    """Records a server with one trainer, which leave nothing to chance but lanes; with ``planted``
+    at another rate."""
+
+    def recorded(*more, planted=False):
+        folder = tmp_path_factory.mktemp("alone") / "run"
+        command = [sys.executable, "-c", PLANTED] if planted else DDLOCO
+        words = [*command, "perform", SERVER, "--dir", str(folder), "--set", "trainers=1", *more]
+        subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+        return folder
+
+    return recorded
+
+
+def test_a_run_does_not_differ_from_itself(killed, gossip, call):
+    """A detector that speaks up is believed only if it is quiet otherwise."""
+    for folder in (killed, gossip):
+        code, out, _ = call("diff", folder, folder)
+        assert (code, out.startswith("equal: ")) == (0, True)
+        assert "events and computations, to the bit" in out
+
+
+def test_a_planted_change_is_named_by_its_first_computation(alone, call):
+    """The first whose result differs while its arguments and arrays are equal, and no other."""
+    clean, planted = alone(), alone(planted=True)
+    code, out, _ = call("diff", clean, planted, "--json")
+    found = json.loads(out)
+    assert code == 1
+    first = found["first"][0]
+    assert first["what"].startswith("the result of examples.parameter_server.apply (inputs")
+    assert (first["kind"], first["one"].partition(":")[0]) == ("arithmetic", "server.1")
+    computations = [each for each in found["first"] if each["what"].startswith("the result")]
+    assert len(computations) == 1
+    again, _ = call("diff", clean, planted)[1:]
+    assert "its arguments and arrays are equal; cause: arithmetic" in again
+
+
+def test_runs_that_differ_in_timing_alone_are_said_to(alone, killed, call):
+    """Their computations are equal wherever their inputs are."""
+    for one, other in ((alone(), alone()), (alone(), alone("--set", "versions=230"))):
+        found = json.loads(call("diff", one, other, "--json")[1])
+        assert all(each["kind"] in {"timing", "configuration"} for each in found["first"])
+        both, equal = numbers_in(found["computations"][0])
+        assert both == equal
+        assert both > 10
+    code, out, _ = call("diff", one, other)
+    assert code == 1
+    assert "recorded differently: setting: options.versions = 'not set' and 230" in out
+    code, out, err = call("diff", killed, one)
+    assert (code, err) == (1, "")
+
+
+def numbers_in(said):
+    """The numbers in a line."""
+    return [int(each.replace(",", "")) for each in re.findall(r"[0-9][0-9,]*", said)]
+
+
+def test_a_program_and_a_job_are_not_compared(killed, tmp_path, call):
+    """In one line."""
+    job = tmp_path / "job.toml"
+    words = ["--dir", tmp_path / "job"]
+    (job).write_text('[scenario]\nname = "a"\n[job]\nlearners = 2\nsteps = 24\n')
+    assert call("simulate", job, *words)[0] == 0
+    [run] = [each.parent for each in tmp_path.rglob("tapes")]
+    code, _, err = call("diff", killed, run)
+    assert (code, "only one of them is of a job" in err) == (2, True)
+
+
+def test_a_report_shows_what_each_actor_did(killed, gossip, tmp_path, call):
+    """Lanes with messages and work, kills and returns; two runs with their first differences."""
+    for folder, actors in ((killed, 4), (gossip, 4)):
+        page = tmp_path / f"{folder.parent.name}.html"
+        code, out, err = call("report", folder, "--out", page)
+        assert (code, out.strip(), err) == (0, str(page), "")
+        [shown] = report_data(open_run(folder)).runs
+        assert len(shown.lanes) == actors
+        marks = [part.marks for lane in shown.lanes for part in lane.segments]
+        assert all(each["worked"].of and each["arrived"].of for each in marks)
+    [shown] = report_data(open_run(killed)).runs
+    assert {fact.label: fact.note for fact in shown.facts}["Actors"] == "1 killed, 1 returned"
+    [trainer] = [lane for lane in shown.lanes if lane.actor == "trainer-1"]
+    assert [part.killed for part in trainer.segments] == [True, False]
+    code, _, _ = call("report", killed, "--compare", killed, "--out", tmp_path / "two.html")
+    assert code == 0
