@@ -158,7 +158,7 @@ def bundle(given: argparse.Namespace) -> int:
     print(f"{folder}: a run of {one_line(about.job)}")
     for difference in about.differences(versions_here()):
         print(f"differs from the recording: {one_line(difference)}")
-    if about.task and not about.redacted:
+    if about.task and (folder / SOURCE).is_dir():
         print(f"its task is {about.task}; read {folder / SOURCE} before you let it run")
         print(f"replay it with: cd {folder / SOURCE} && ddloco replay .. --trust")
     else:

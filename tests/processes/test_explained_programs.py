@@ -154,7 +154,10 @@ def test_another_users_program_is_not_imported(killed, tmp_path, call):
     """Its tapes name code, so all that would import it asks first."""
     bundle, folder = tmp_path / "a.ddloco.tar.gz", tmp_path / "run"
     assert call("bundle", killed, "--to", bundle)[0] == 0
-    assert call("bundle", bundle, "--to", folder)[0] == 0
+    code, out, _ = call("bundle", bundle, "--to", folder)
+    assert code == 0
+    assert out.splitlines()[-1] == f"replay it with: ddloco replay {folder} --task {SERVER}"
+    assert call("replay", folder, "--task", SERVER)[1].splitlines()[-1].startswith("identical")
     for words in (
         ("why", folder, "event", "server.1:40"),
         ("status", folder, "--at", "server.1:40"),
@@ -297,3 +300,12 @@ def test_a_report_shows_what_each_actor_did(killed, gossip, tmp_path, call):
     assert [part.killed for part in trainer.segments] == [True, False]
     code, _, _ = call("report", killed, "--compare", killed, "--out", tmp_path / "two.html")
     assert code == 0
+
+
+@pytest.mark.parametrize("form", ["perfetto", "shiviz", "otlp", "jsonl"])
+def test_tapes_are_exported(killed, tmp_path, call, form):
+    """As those of a job, without its code."""
+    out = tmp_path / "out"
+    assert call("tape", "export", killed, f"--{form}", "--to", out)[0] == 0
+    text = out.read_text()
+    assert "Parameters" in text or form == "otlp"
