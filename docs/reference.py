@@ -1,9 +1,11 @@
-"""Make the pages of the documentation that come from the source: the job file, and the commands.
+"""Make the pages of the documentation that come from the source: the job file, the commands, and
+the lines that the guide through the algorithm names.
 
 ``make reference`` writes them again; a test compares them with the source.
 """
 
 import argparse
+import ast
 import inspect
 import os
 import re
@@ -183,7 +185,37 @@ def _section(title: str, command: argparse.ArgumentParser, level: int) -> list[s
         ]
 
 
-PAGES = {"configuration.md": configuration, "commands.md": commands}
+def reading() -> str:
+    """Return the page that leads through the algorithm, with the lines of today.
+
+    Raises:
+        LookupError: a file has no definition of a name on the page.
+    """
+    root = Path(__file__).parents[1]
+
+    def placed(said: re.Match[str]) -> str:
+        name, path = said[1], said[2]
+        return f"`{name}` (`{path}:{_line_of(root / path, name)}`)"
+
+    page = (root / "docs" / "reading.md").read_text()
+    return re.sub(r"`([\w.]+)` \(`([\w/]+\.py):\d+`\)", placed, page)
+
+
+def _line_of(path: Path, name: str) -> int:
+    """The line that defines a class, a function or a method."""
+    nodes: list[ast.stmt] = ast.parse(path.read_text()).body
+    found: ast.stmt | None = None
+    for word in name.split("."):
+        named = (each for each in nodes if getattr(each, "name", None) == word)
+        found = next(named, None)
+        if found is None:
+            raise LookupError(f"docs/reading.md: {path} does not define {name}")
+        nodes = getattr(found, "body", [])
+    assert found is not None, "a name has a word"
+    return found.lineno
+
+
+PAGES = {"configuration.md": configuration, "commands.md": commands, "reading.md": reading}
 """What makes each page, by the name of its file."""
 
 

@@ -3,9 +3,8 @@
     ddloco perform examples.gossip:program --dir runs/gossip --set peers=6
     ddloco replay runs/gossip
 
-Every peer takes gradient steps on data of its own. After each step it sends its parameters to one
-linked peer, a different one each time, which averages them with its own. Each peer sees only half
-of the features, so no peer could solve the task alone.
+After each step on its own data a peer sends its parameters to another one, which averages them with
+its own. Each peer sees only half of the features, so no peer could solve the task alone.
 """
 
 from functools import partial
@@ -22,6 +21,8 @@ TRUTH = np.random.default_rng(0).standard_normal(FEATURES)
 
 class Parameters(Body, frozen=True):
     """A peer's parameters after one of its steps."""
+
+    theta: Array
 
 
 class Done(Body, frozen=True):
@@ -47,66 +48,64 @@ def train(theta: Vector, *arrived: Vector, seed: list[int], half: int) -> tuple[
 class Peer(UserActor):
     """Trains once all peers are there, and averages with linked ones."""
 
-    def __init__(self, number: int, dials: tuple[str, ...], others: int, steps: int) -> None:
-        self.number, self.dials, self.others, self.steps = number, list(dials), others, steps
-        self.step, self.busy = 0, False
-        self.theta: Array | None = None
-        self.arrived: list[Array] = []
-        self.done: set[str] = set()
+    number: int
+    dialled: list[str]
+    others: int
+    steps: int
+    step: int = 0
+    theta: Array | None = None
+    arrived: list[Array] = []
+    done: list[str] = []
 
     def begin(self) -> None:
         self.listen()
-        for peer in self.dials:
+        for peer in self.dialled:
             self.dial(peer)
-        self.call(initialize, then=self.initialized)
+        self.call(initialize, then=self.train)
 
     def joined(self, peer: str) -> None:
-        self.train()
+        if self.theta is not None:
+            self.train(self.theta)
 
-    def received(self, peer: str, message: Done) -> None:
-        self.done.add(peer)
-        self.end()
+    def on_parameters(self, peer: str, message: Parameters) -> None:
+        self.arrived.append(message.theta)
 
-    def received_array(self, peer: str, message: Parameters, array: Array) -> None:
-        self.arrived.append(array)
+    def on_done(self, peer: str, message: Done) -> None:
+        self.done.append(peer)
+        self.stop_when_all_are_done()
 
-    def train(self) -> None:
-        if self.theta is None or self.busy or len(self.peers) < (1 if self.step else self.others):
-            return
-        if self.step < self.steps:
-            self.busy, (arrived, self.arrived) = True, (self.arrived, [])
-            self.step += 1
-            seed, half = [self.number, self.step], self.number % 2
-            self.call(train, self.theta, *arrived, then=self.trained, seed=seed, half=half)
-
-    def initialized(self, theta: Array) -> None:
+    def train(self, theta: Array) -> None:
         self.theta = theta
-        self.train()
+        wanted = 1 if self.step else self.others
+        if self.idle and self.step < self.steps and len(self.peers) >= wanted:
+            arrived, self.arrived, self.step = self.arrived, [], self.step + 1
+            seed, half = [self.number, self.step], self.number % 2
+            self.call(train, theta, *arrived, then=self.trained, seed=seed, half=half)
 
     def trained(self, theta: Array, error: float) -> None:
-        self.theta, self.busy = theta, False
         self.log("step", step=self.step, error=error)
         if self.peers:
-            self.send(self.peers[self.step % len(self.peers)], Parameters(), theta, key="theta")
-        self.train()
-        self.end()
+            self.send(self.peers[self.step % len(self.peers)], Parameters(theta), key="theta")
+        self.train(theta)
+        self.stop_when_all_are_done()
 
-    def end(self) -> None:
-        if self.step == self.steps and not self.busy:
+    def stop_when_all_are_done(self) -> None:
+        if self.step == self.steps and self.idle:
             for peer in self.peers:
                 self.send(peer, Done(), key="done")
-            if self.done >= set(self.peers):
+            if set(self.done) >= set(self.peers):
                 self.finish(f"{self.step} steps in {self.at:.1f} s")
 
     def lost(self, peer: str, reason: str) -> None:
-        self.end()
+        self.stop_when_all_are_done()
 
 
 def program(peers: int = 4, steps: int = 300) -> Program:
-    """Return the program for ``ddloco perform``: every peer dials those before it."""
+    """Every peer dials those before it."""
     names = [f"peer-{number}" for number in range(peers)]
     roles: dict[str, Role] = {}
     for number, name in enumerate(names):
         dials = tuple(names[:number])
-        roles[name] = Role(partial(Peer, number, dials, peers - 1, steps), dials=dials)
-    return Program(roles, said=Parameters | Done)
+        peer = partial(Peer, number=number, dialled=list(dials), others=peers - 1, steps=steps)
+        roles[name] = Role(peer, dials=dials)
+    return Program(roles)

@@ -1,11 +1,9 @@
-"""A parameter server and its trainers, as two actors of one program.
+"""A parameter server and its trainers: asynchronous SGD on a linear regression.
 
     ddloco perform examples.parameter_server:program --dir runs/ps --set trainers=4
     ddloco replay runs/ps
 
-Each trainer computes gradients of a linear regression at the newest parameters that it has. The
-server applies the gradients that have arrived, without waiting for slow trainers. At intervals it
-initiates a snapshot of all actors. `ddloco docs own-actors` says how actors are written.
+The server applies the gradients that have arrived, without waiting for slow trainers.
 """
 
 from functools import partial
@@ -13,7 +11,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.stage import Array, Body, Program, Role, UserActor, computation
+from ddloco.stage import Array, Body, Program, UserActor, computation, star
 
 Vector = NDArray[np.float64]
 FEATURES, BATCH, RATE = 1000, 64, 0.1
@@ -23,27 +21,25 @@ TRUTH = np.random.default_rng(0).standard_normal(FEATURES)
 class Parameters(Body, frozen=True):
     """The server's newest parameters."""
 
-    version: int
+    theta: Array
 
 
 class Gradient(Body, frozen=True):
     """A trainer's gradient at the parameters that it had."""
 
-
-class Done(Body, frozen=True):
-    """The server has made the last version."""
-
-
-@computation
-def apply(theta: Vector, *gradients: Vector) -> Vector:
-    """Take one step against each gradient."""
-    return theta - RATE * sum(gradients, np.zeros(FEATURES))
+    values: Array
 
 
 @computation
 def initialize() -> Vector:
     """Make the initial parameters."""
     return np.zeros(FEATURES)
+
+
+@computation
+def apply(theta: Vector, *gradients: Vector) -> Vector:
+    """Take one step against each gradient."""
+    return theta - RATE * sum(gradients, np.zeros(FEATURES))
 
 
 @computation
@@ -57,92 +53,67 @@ def differentiate(theta: Vector, *, seed: list[int]) -> tuple[Vector, float]:
 class Server(UserActor):
     """Applies the gradients that have arrived, one version after the other."""
 
-    def __init__(self, versions: int, snapshot_every: int) -> None:
-        self.versions, self.snapshot_every = versions, snapshot_every
-        self.version, self.busy = 0, False
-        self.theta: Array | None = None
-        self.gradients: dict[str, Array] = {}
+    versions: int
+    snapshot_every: int
+    version: int = 0
+    theta: Array | None = None
+    gradients: dict[str, Array] = {}
 
     def begin(self) -> None:
         self.listen()
         self.call(initialize, then=self.applied)
 
     def joined(self, peer: str) -> None:
-        self.tell(peer)
+        if self.theta is not None:
+            self.send(peer, Parameters(self.theta), key="parameters")
 
-    def received_array(self, peer: str, message: Gradient, array: Array) -> None:
-        self.gradients[peer] = array
+    def on_gradient(self, peer: str, message: Gradient) -> None:
+        self.gradients[peer] = message.values
         self.apply()
 
     def apply(self) -> None:
-        if self.theta is None or self.busy or not self.gradients:
-            return
-        if self.version < self.versions:
-            self.busy, (waiting, self.gradients) = True, (self.gradients, {})
+        if self.idle and self.theta is not None and self.gradients and not self.over:
+            waiting, self.gradients = self.gradients, {}
             self.call(apply, self.theta, *waiting.values(), then=self.applied)
 
     def applied(self, theta: Array) -> None:
-        if self.version == self.versions:
-            return  # The server was stopped in the meantime.
-        self.theta, self.version, self.busy = theta, self.version + 1, False
+        self.theta, self.version = theta, self.version + 1
         self.log("step", version=self.version)
         if self.version % self.snapshot_every == 0:
             self.take_snapshot()
         for peer in self.peers:
-            self.tell(peer)
-        self.apply()
-
-    def tell(self, peer: str) -> None:
+            self.joined(peer)
         if self.version == self.versions:
-            self.send(peer, Done(), key="done")
-        elif self.theta is not None:
-            self.send(peer, Parameters(self.version), self.theta, key="parameters")
-
-    def lost(self, peer: str, reason: str) -> None:
-        if self.version == self.versions and not self.peers:
-            self.finish(f"{self.version} versions in {self.at:.1f} s")
-
-    def stop(self, reason: str) -> None:
-        self.versions = self.version
-        for peer in self.peers:
-            self.tell(peer)
-        self.lost("", reason)
+            self.end(f"{self.version} versions in {self.at:.1f} s")
+        self.apply()
 
 
 class Trainer(UserActor):
     """Computes gradients one after the other, each at the newest parameters."""
 
-    def __init__(self, shard: int) -> None:
-        self.shard, self.step, self.busy = shard, 0, False
-        self.newest: Array | None = None
+    shard: int
+    step: int = 0
+    newest: Array | None = None
 
     def begin(self) -> None:
         self.dial("server")
 
-    def received_array(self, peer: str, message: Parameters, array: Array) -> None:
-        self.newest = array
-        self.differentiate()
+    def on_parameters(self, peer: str, message: Parameters) -> None:
+        self.newest = message.theta
+        self.train()
 
-    def received(self, peer: str, message: Done) -> None:
-        self.finish(f"{self.step} gradients in {self.at:.1f} s")
+    def train(self) -> None:
+        if self.idle and self.newest is not None:
+            theta, self.newest, self.step = self.newest, None, self.step + 1
+            self.call(differentiate, theta, then=self.trained, seed=[self.shard, self.step])
 
-    def differentiate(self) -> None:
-        if not self.busy and self.newest is not None:
-            theta, self.newest, self.busy = self.newest, None, True
-            self.step += 1
-            seed = [self.shard, self.step]
-            self.call(differentiate, theta, then=self.differentiated, seed=seed)
-
-    def differentiated(self, gradient: Array, loss: float) -> None:
-        self.busy = False
+    def trained(self, gradient: Array, loss: float) -> None:
         self.log("step", step=self.step, loss=loss)
-        self.send("server", Gradient(), gradient, key="gradient")
-        self.differentiate()
+        self.send("server", Gradient(gradient), key="gradient")
+        self.train()
 
 
 def program(trainers: int = 3, versions: int = 200, snapshot_every: int = 50) -> Program:
-    """Return the program for ``ddloco perform``; ``--set trainers=4`` sets an argument."""
-    roles = {"server": Role(partial(Server, versions, snapshot_every))}
-    for shard in range(trainers):
-        roles[f"trainer-{shard}"] = Role(partial(Trainer, shard), dials=("server",))
-    return Program(roles, said=Parameters | Gradient | Done)
+    """``--set trainers=4`` sets an argument."""
+    server = partial(Server, versions=versions, snapshot_every=snapshot_every)
+    return star("server", server, trainer=[partial(Trainer, shard=n) for n in range(trainers)])

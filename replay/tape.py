@@ -90,9 +90,10 @@ class Header(Record, frozen=True):
     """The first record: everything that must be equal for a replay to be equal.
 
     ``job`` is the resolved job file, ``fingerprint`` whatever can change arithmetic (versions,
-    device, threads, flags), ``semantics`` the behaviours that later versions may switch off for
-    old tapes, ``facts`` what the recording program notes besides: some are for people
-    alone, some say how the run was made, and its replay acts on them. A tape that continues from a
+    device, threads, flags), ``semantics`` the behaviours of the program that recorded it: a program
+    with others refuses the tape. ``facts`` is what the recording program notes besides: some facts
+    are for people alone, and a replay acts on others, such as the snapshot that a run began with. A
+    tape that continues from a
     snapshot begins after event ``after``, where the actor's clock was ``clock``; so does file
     ``part`` of a chain, of which 0 is the first, and may have been dropped.
     """

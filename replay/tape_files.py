@@ -139,8 +139,7 @@ def open_tapes(
     Args:
         folder: the run folder, the folder of tapes, or one file.
         salvage: whether to read damaged tapes up to the damage; ``damage`` of each names it.
-        wanted: whether an incarnation's tape is opened; by default, every one is, as if it wants
-            none of those that are there.
+        wanted: whether an incarnation's tape is opened; by default every tape is.
 
     Raises:
         TapeError: there is none, two are of one incarnation, a chain has a hole, or one cannot be

@@ -185,7 +185,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
             self.agreement = agreement
         for link in self.links.values():
             if link.dialled is not None:
-                link.dialled, link.run = agreement, ""
+                link.dialled, link.run = {**agreement}, ""
 
     # Effects of the machine above.
 
@@ -195,7 +195,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
             case Send():
                 return self._send(at, effect)
             case Dial(peer, agreement):
-                link = self.links[peer] = Link(peer, agreement)
+                link = self.links[peer] = Link(peer, {**agreement})
                 return [], self._dial(at, link)
             case Listen(agreement, run, settled):
                 self.agreement = agreement

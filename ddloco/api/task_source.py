@@ -295,12 +295,12 @@ class _Bare(ast.NodeTransformer):
     """Removes annotations, which the module does not evaluate."""
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
-        """Without its annotation."""
+        """Remove the annotation."""
         node.annotation = None
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        """Without that of what it returns."""
+        """Remove the annotation of the returned value."""
         node.returns = None
         return self.generic_visit(node)
 

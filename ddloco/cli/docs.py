@@ -41,7 +41,8 @@ def pages_in(folder: Path) -> dict[str, Path]:
         path.relative_to(folder).with_suffix("").as_posix(): path
         for path in sorted(folder.rglob("*.md"))
     }
-    return dict(sorted(found.items(), key=lambda item: (item[0] != FIRST, "/" in item[0])))
+    order = sorted(found, key=lambda name: (name != FIRST, name.startswith("decisions/")))
+    return {name: found[name] for name in order}
 
 
 def title_of(path: Path) -> str:

@@ -10,6 +10,7 @@ from ddloco.job.protocol.events import (
 )
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Progress, Pull
 from ddloco.stage.actors.events import Computed, WorkFailed
+from ddloco.stage.programs.user_actor import NOT_HERE
 from transport import MessageArrived, TimerFired
 
 FIELDS_CHARS_MAX = 120
@@ -69,7 +70,7 @@ def _fields(value: Any) -> str:
     text = ", ".join(
         f"{field} {getattr(value, field)!r}"
         for field in getattr(value, "__struct_fields__", ())
-        if not isinstance(getattr(value, field), bytes)
+        if not isinstance(shown := getattr(value, field), bytes) and shown != NOT_HERE
     )
     return f"{name} ({clipped(text)})" if text else name
 

@@ -126,6 +126,11 @@ class Sync(Section, frozen=True):
     band: Annotated[float, Meta(ge=0.0, le=LARGE)] = 32.0
     fragmentation: Literal["balanced", "tensor", "layer"] = "balanced"
 
+    @property
+    def lag(self) -> int:
+        """The most global steps that a contribution's base version may be behind the newest."""
+        return self.staleness * self.interval
+
 
 class Elastic(Section, frozen=True):
     """``[elastic]``: how long the data-parallel methods stand still when replicas come and go.

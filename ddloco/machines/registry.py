@@ -5,13 +5,13 @@ from typing import Any
 from clocks import actor_of
 from ddloco.job.config import DATA_PARALLEL, Job
 from ddloco.job.protocol.effects import Asked
-from ddloco.job.protocol.messages import Said
-from ddloco.machines.data_parallel.coordinator import Averager
+from ddloco.job.protocol.messages import JobBody
+from ddloco.machines.data_parallel.coordinator import Coordinator
 from ddloco.machines.data_parallel.replica import Replica
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.stage.actors.actor import ActorStates, Machine
-from ddloco.stage.actors.messages import SaidByAll
+from ddloco.stage.actors.messages import ActorBody
 
 
 def machine_for(job: Job, incarnation: str) -> Machine:
@@ -23,10 +23,10 @@ def machine_for(job: Job, incarnation: str) -> Machine:
     """
     syncs = actor_of(incarnation) in job.syncer_names()
     if job.job.method in DATA_PARALLEL:
-        return Averager(job) if syncs else Replica(job)
+        return Coordinator(job) if syncs else Replica(job)
     return Syncer(job) if syncs else Learner(job)
 
 
 def states_for(job: Job, incarnation: str) -> ActorStates[Any]:
     """Return what reads the states of an actor; it admits no other machine than the actor's own."""
-    return ActorStates(type(machine_for(job, incarnation)), Said | SaidByAll, Asked)
+    return ActorStates(type(machine_for(job, incarnation)), JobBody | ActorBody, Asked)

@@ -52,8 +52,8 @@ INBOX_MAX = 16
 """Notices taken off the socket and not yet processed; others wait in the socket's queue,
 unacknowledged, until the server sends no more."""
 
-Said: TypeAlias = "Told | News | tuple[Fragment, Payload]"
-Take = Callable[[Said], Awaitable[None]]
+Notified: TypeAlias = "Told | News | tuple[Fragment, Payload]"
+Take = Callable[[Notified], Awaitable[None]]
 
 
 class UnansweredError(Exception):

@@ -12,7 +12,7 @@ import trio
 
 from clocks import actor_of
 from ddloco.job.protocol.status import Status, StatusError, status_from
-from ddloco.monitoring.client import Observer, Said, UnansweredError, open_observer
+from ddloco.monitoring.client import Notified, Observer, UnansweredError, open_observer
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.observers.observer_protocol import News, Told
 from ddloco.stage.process.signals import stop_on_signal
@@ -20,7 +20,7 @@ from ddloco.stage.process.terminal import one_line
 
 if TYPE_CHECKING:
     from ddloco.job.config import Job
-    from ddloco.monitoring.evaluator import Scored, Scorer
+    from ddloco.monitoring.evaluator import Evaluator, Scored
     from ddloco.monitoring.metrics import Lines, Metrics
 
 REDRAW_S = 1.0
@@ -163,7 +163,7 @@ async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json
         if told.lead not in ("", name):
             raise ConfigError(f"{address}: {name} does not lead this job; ask {told.lead}")
 
-        async def pass_over(_: Said) -> None:
+        async def pass_over(_: Notified) -> None:
             await trio.lowlevel.checkpoint()
 
         ended = await observer.follow(pass_over, payloads=False, stop=True)
@@ -199,7 +199,7 @@ async def _follow(
 
     async with _scoring(evaluate, scored) as scorer:
 
-        async def take(said: Said) -> None:
+        async def take(said: Notified) -> None:
             match said:
                 case Told():
                     status = _status_from(said.status)
@@ -219,7 +219,9 @@ async def _follow(
 
 
 @asynccontextmanager
-async def _scoring(evaluate: "Evaluate | None", scored: "Scored") -> "AsyncIterator[Scorer | None]":
+async def _scoring(
+    evaluate: "Evaluate | None", scored: "Scored"
+) -> "AsyncIterator[Evaluator | None]":
     """A running scorer, if wanted; on exit it finishes the newest model."""
     if evaluate is None:
         yield None

@@ -42,7 +42,7 @@ Lane = tuple[str, str, str, int]
 
 
 @dataclass
-class Said:
+class SentNumbers:
     """One direction of one lane in one session: in the order of the messages, their sequence
     numbers, and the numbers of the events at which they were sent and received."""
 
@@ -108,7 +108,7 @@ class SnapshotContents(InvariantCheck[World, Node]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lanes: dict[Lane, Said] = defaultdict(Said)
+        self._lanes: dict[Lane, SentNumbers] = defaultdict(SentNumbers)
         self._of: dict[tuple[str, str], set[Lane]] = defaultdict(set)
         """The lanes from one incarnation to another, or to an actor."""
         self._merging: dict[tuple[str, int], MergeFragment] = {}

@@ -51,7 +51,15 @@ PARTS = {
     "snapshots": ("/snapshot/", "/ddloco/stage/actors/snapshot_adapter.py"),
     "rounds": tuple(
         f"/ddloco/machines/syncer/{name}.py"
-        for name in ("rounds", "pacing", "schedule", "global_fragments", "members", "membership")
+        for name in (
+            "rounds",
+            "syncs",
+            "pacing",
+            "schedule",
+            "global_fragments",
+            "members",
+            "membership",
+        )
     ),
 }
 """Where in the source the time of a part is spent; the rest is the actor and the syncer."""

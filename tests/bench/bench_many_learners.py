@@ -32,12 +32,12 @@ from ddloco.job.config import load_job
 from ddloco.job.protocol.effects import EncodeFragment, RunStep
 from ddloco.job.protocol.events import FragmentEncoded, Started, StepFinished
 from ddloco.job.protocol.fragment_plan import wire_layout
-from ddloco.job.protocol.messages import Said
+from ddloco.job.protocol.messages import JobBody
 from ddloco.job.protocol.validation import admission
 from ddloco.machines.registry import machine_for
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.events import WorkFailed
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import Driver
 from ddloco.stage.driver.endpoints import dial, new_endpoint
 from replay import Recorder
@@ -178,7 +178,7 @@ class Stub:
         step_s: the duration of a step, in seconds.
     """
 
-    def __init__(self, plan: Any, arrays: Arrays, step_s: float) -> None:
+    def __init__(self, plan: Any, arrays: ArrayTable, step_s: float) -> None:
         self._plan, self._arrays, self._step_s = plan, arrays, step_s
         self._newest: dict[int, Any] = {}
 
@@ -216,14 +216,14 @@ def serve_learners(
         async with open_context() as context, trio.open_nursery() as nursery:
             endpoints = []
             for name in names:
-                who, arrays = f"{name}.1", Arrays()
+                who, arrays = f"{name}.1", ArrayTable()
                 endpoint = new_endpoint(context)
                 await dial(endpoint, SYNCER, address, who)
                 endpoints.append(endpoint)
                 log: Any = Quiet()
                 driver = Driver(
                     new_actor(who, machine_for(job, who)),
-                    said=Said,
+                    said=JobBody,
                     job_id=job.id,
                     actors=job.names(),
                     endpoint=endpoint,

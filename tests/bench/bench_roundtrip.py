@@ -21,7 +21,7 @@ import numpy as np
 import trio
 from tools import median, median_interval, servant
 
-from ddloco.job.protocol.messages import Contribution, Said
+from ddloco.job.protocol.messages import Contribution, JobBody
 from ddloco.stage.driver.endpoints import new_endpoint
 from ddloco.stage.process.malloc import keep_freed_memory
 from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header, Payload, describe
@@ -81,7 +81,7 @@ class Side:
 
     def __init__(self, endpoint: Any, sender: str, route: str, data: Any) -> None:
         self._endpoint, self._sender, self._route, self._data = endpoint, sender, route, data
-        self._codec: Codec[Any] = Codec(Said, JOB)
+        self._codec: Codec[Any] = Codec(JobBody, JOB)
         self._assembler = Assembler(self._codec)
         self._layout = (("w", (len(data) // 4,), "float32"),)
         self._seq = 0

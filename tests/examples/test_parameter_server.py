@@ -139,7 +139,7 @@ def test_other_arithmetic_is_named(played, monkeypatch, capsys):
 
 def test_another_decision_is_named(played, monkeypatch, capsys):
     """A machine that reads what is not its own: the effects differ."""
-    monkeypatch.setattr(parameter_server.Server, "tell", lambda self, peer: [])
+    monkeypatch.setattr(parameter_server.Server, "joined", lambda self, peer: [])
     assert ddloco("replay", played) == 1
     assert "(effects)" in capsys.readouterr().out
 

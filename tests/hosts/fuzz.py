@@ -25,10 +25,10 @@ from ddloco.job.protocol.fragment_plan import Leaf, wire_layout
 from ddloco.job.protocol.messages import (
     Contribution,
     GlobalFragment,
+    JobBody,
     Progress,
     Pull,
     Roster,
-    Said,
     Stop,
 )
 from ddloco.roles.job_program import program_of
@@ -79,7 +79,7 @@ class Throws:
         self.incarnation = 0
         self.job = self._job = job
         self._plan = job.plan(LEAVES)
-        self._codec: Codec[Any] = Codec(Said, job.id)
+        self._codec: Codec[Any] = Codec(JobBody, job.id)
         self._old: list[tuple[str, list[bytes]]] = []
         self._session = self._seq = 0
 

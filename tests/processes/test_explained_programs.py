@@ -71,13 +71,19 @@ def test_a_chain_of_causes_goes_through_messages_and_work(killed, gossip, call):
     """From the last gradient back to the start, each time no later than its effect."""
     code, out, _ = call("why", killed, "event", newest(killed, "trainer-1"), "--depth", 500)
     assert code == 0
-    for said in ("made", "and returned", "Parameters (version", "asked for this work", "sent it"):
+    for said in (
+        "made",
+        "and returned",
+        "Parameters arrived from server.1",
+        "asked for this work",
+        "sent it",
+    ):
         assert said in out
     assert out.splitlines()[-1].strip() in {
         "because it came from outside",
         "(500 causes are shown; ask for more with --depth)",
     }
-    code, out, _ = call("why", gossip, "event", newest(gossip, "peer-2"), "--json")
+    code, out, _ = call("why", gossip, "event", "peer-2.1:60", "--json")
     causes = json.loads(out)["causes"]
     assert code == 0
     assert len(causes) > 1

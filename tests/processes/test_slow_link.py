@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddloco.machines.syncer.global_fragments import LATE
+from ddloco.machines.syncer.accounts import LATE
 from transport.link_state import STALL_S
 
 CHAOS = """

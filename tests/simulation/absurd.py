@@ -16,7 +16,7 @@ from msgspec import inspect
 
 from clocks import actor_of
 from ddloco.job.protocol.fragment_plan import wire_layout
-from ddloco.job.protocol.messages import Contribution, GlobalFragment, Said, StatePiece, Stop
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, JobBody, StatePiece, Stop
 from ddloco.job.protocol.validation import admission
 from ddloco.machines.data_parallel.coordinator import LOST
 from ddloco.simulation.physics import Physics
@@ -52,7 +52,7 @@ TEXTS = (
 )  # fmt: skip
 
 
-KINDS = inspect.type_info(Said).types
+KINDS = inspect.type_info(JobBody).types
 ENDINGS = (Bye, Hello, Refused, Reset, Stop, Welcome)
 """What ends a session or a job is said seldom: what follows it goes nowhere."""
 
@@ -70,7 +70,7 @@ class Puppet:
     def __init__(self, world: World, target: str, name: str, rng: random.Random) -> None:
         self.world, self.target, self.name, self.rng = world, target, name, rng
         self.dials = target in world.job.syncer_names() and not self._is_dialled(target, name)
-        self.codec: Codec[Any] = Codec(Said, world.job.id)
+        self.codec: Codec[Any] = Codec(JobBody, world.job.id)
         self.number = 1
         self.session = 0
         self.seqs = dict.fromkeys(LANES, 0)

@@ -20,7 +20,8 @@ from ddloco.machines.registry import states_for
 from ddloco.simulation import fuzz
 from ddloco.simulation.fuzz import draw, happen
 from ddloco.simulation.world import World
-from snapshot import StateError
+from snapshot import StateError, write_state
+from transport import MessageArrived
 
 SEEDS = (3, 7, 24, 36, 45, 141)
 EVERY = 41
@@ -39,7 +40,7 @@ READERS = ("snapshot/states.py", "ddloco/stage/actors/actor.py")
 """The files whose functions may be called while a state is read."""
 
 NAMES = (
-    *("Syncer", "Learner", "Averager", "Replica", "RunStep", "MergeFragment", "CaptureState"),
+    *("Syncer", "Learner", "Coordinator", "Replica", "RunStep", "MergeFragment", "CaptureState"),
     *("Hello", "Progress", "Contribution", "SnapshotPart", "MessageArrived", "TimerFired"),
     *(
         "subprocess:Popen",
@@ -205,6 +206,19 @@ def a_length(rng, holders):
 
 
 CHANGES = (an_item, alike, alike, alike, alike, a_key, two_values, a_length)
+
+
+def absurd_flight(rng):
+    """Messages in flight with absurd changes, and the reader of their receiver's states."""
+    states, _, events, _ = rng.choice(corpus())
+    arrived = [event for _, event in events if isinstance(event, MessageArrived)]
+    plain = msgspec.msgpack.decode(write_state(arrived))
+    for _ in range(rng.choice([1, 2, 4])):
+        try:
+            rng.choice(CHANGES)(rng, [*holders_of(plain)])
+        except (IndexError, TypeError):
+            break
+    return states, msgspec.msgpack.encode(plain)
 
 
 class Busy(BaseException):

@@ -1,5 +1,7 @@
 """States as bytes: what is read is what was written, and what strangers write names nothing."""
 
+import random
+
 import msgspec
 import pytest
 
@@ -8,7 +10,8 @@ from snapshot import StateError, read_state, write_state
 from snapshot import states as module
 from snapshot.states import BYTES_MAX, FORMAT, NODES_MAX, WORDS_MAX
 from tests.snapshot import state_fuzz
-from tests.snapshot.state_fuzz import corpus, noted, try_states, watched
+from tests.snapshot.state_fuzz import absurd_flight, corpus, noted, try_states, watched
+from transport import Body, MessageArrived
 
 
 class Leaf(msgspec.Struct, forbid_unknown_fields=True):
@@ -117,6 +120,22 @@ def test_absurd_states_call_nothing():
     assert outcomes.keys() == {"refused", "raised", "handled"}
     assert outcomes["refused"] > 300
     assert outcomes["handled"] > 50
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_absurd_messages_in_flight_are_refused_or_messages(seed):
+    """Each a message of the job, or the one error for all."""
+    rng, refused = random.Random(seed), 0
+    for _ in range(50):
+        states, data = absurd_flight(rng)
+        try:
+            found = states.read_flight(data)
+        except StateError:
+            refused += 1
+        else:
+            assert all(type(each) is MessageArrived for each in found)
+            assert all(isinstance(each.body, Body) for each in found)
+    assert 0 < refused < 50
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ddloco.job.protocol.messages import GlobalFragment, Said, Stop
+from ddloco.job.protocol.messages import GlobalFragment, JobBody, Stop
 from transport import (
     DTYPES,
     PROTOCOL_VERSION,
@@ -29,7 +29,7 @@ from transport.codec import CHUNK_BYTES, CHUNK_BYTES_BEFORE, HEADER_BYTES_MAX
 from transport.message import TENSORS_MAX, Chunk, Welcome, encoder
 from transport.payload import PAYLOAD_BYTES_MAX
 
-CODEC = Codec(Said, "job-1")
+CODEC = Codec(JobBody, "job-1")
 
 PLAIN = {
     "type": "message",

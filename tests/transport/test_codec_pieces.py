@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddloco.job.protocol.messages import Said
+from ddloco.job.protocol.messages import JobBody
 from transport import (
     DTYPES,
     PROTOCOL_VERSION,
@@ -24,7 +24,7 @@ from transport import (
 from transport.codec import CHUNK_BYTES
 from transport.message import Welcome
 
-CODEC = Codec(Said, "job-1")
+CODEC = Codec(JobBody, "job-1")
 
 PLAIN = {
     "type": "message",

@@ -13,11 +13,11 @@ from ddloco.job.protocol.messages import (
     Close,
     Contribution,
     GlobalFragment,
+    JobBody,
     Progress,
     Pull,
     Resume,
     Roster,
-    Said,
     ShardReport,
     StatePiece,
     StateRefused,
@@ -102,14 +102,14 @@ def headers(draw):
 
 def test_every_body_of_the_job_is_tried_here():
     """A body that is added to the union must be added to these tests."""
-    assert set(get_args(Said)) == set(BODIES)
+    assert set(get_args(JobBody)) == set(BODIES)
 
 
 @settings(max_examples=150, deadline=None)
 @given(headers())
 def test_an_independent_decoder_reads_the_same(header):
     """Plain msgpack sees field names, tags and values exactly as our own plain form has them."""
-    [[frame]] = Codec(Said, "job-1").encode(header, None)
+    [[frame]] = Codec(JobBody, "job-1").encode(header, None)
 
     plain = msgpack.unpackb(frame)
 
@@ -126,7 +126,7 @@ def test_what_an_independent_encoder_writes_is_read(header):
     builtins = msgspec.to_builtins(header, builtin_types=(bytes,))
     frame = msgpack.packb(dict(reversed(builtins.items())))
 
-    assert Codec(Said, "job-1").decode_head(frame) == header
+    assert Codec(JobBody, "job-1").decode_head(frame) == header
 
 
 @given(counts_st, counts_st, counts_st)
@@ -136,7 +136,7 @@ def test_an_independent_decoder_reads_chunks(session, seq, index):
 
     plain = {"type": "chunk", "session": session, "seq": seq, "index": index}
     assert msgpack.unpackb(frame) == plain
-    assert Codec(Said, "job-1").decode_head(msgpack.packb(plain)) == Chunk(session, seq, index)
+    assert Codec(JobBody, "job-1").decode_head(msgpack.packb(plain)) == Chunk(session, seq, index)
 
 
 @pytest.mark.parametrize(

@@ -211,8 +211,8 @@ class MergeFragment(Work, frozen=True):
     from a version that this syncer has lost: their weighted average replaces ``theta``, and the
     momentum restarts at zero.
 
-    ``tokens`` are counted where a job ends by them. One more field, and the encoding of all merges
-    would change, and with it the digests on tapes: a map of up to 15 entries has a shorter head.
+    ``tokens`` are counted where a job ends by them. Do not add a field: with more than 15, msgpack
+    writes a longer head for all merges, and the digests of their effects on tapes change.
     """
 
     t: int

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from ddloco.job.protocol.fragment_plan import Leaf
-from ddloco.job.protocol.messages import Said
+from ddloco.job.protocol.messages import JobBody
 from ddloco.stage.actors.events import HappensToAll, WorkResult
 from transport import Event, MessageArrived
 
@@ -184,7 +184,7 @@ class ModelSaved(WorkResult, frozen=True):
 
 Happened = (
     HappensToAll
-    | MessageArrived[Said]
+    | MessageArrived[JobBody]
     | Started
     | Recovered
     | ParametersMade

@@ -6,7 +6,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from ddloco.job.protocol.compression import Format
 from ddloco.job.protocol.time_spent import TimeSpent
-from ddloco.stage.actors.messages import SaidByAll
+from ddloco.stage.actors.messages import ActorBody
 from transport import Body, Count, Name, Reason
 
 Counts = Annotated[tuple[Count, ...], Meta(max_length=4096)]
@@ -133,7 +133,8 @@ class Resume(Body, frozen=True):
 class StateWanted(Body, frozen=True):
     """A request for piece ``piece`` of a state. Sent to a donor, ``who`` is the learner that asks.
 
-    ``copy`` is the donor's step of the copy of which the learner already has pieces, 0 for none.
+    A donor copies its state once for each learner. ``copy`` is the step after which it did so, if
+    the learner has pieces of that copy; 0 if it has none.
     """
 
     who: Name
@@ -183,8 +184,8 @@ class Stop(Body, frozen=True):
     reason: Reason
 
 
-Said = (
-    SaidByAll
+JobBody = (
+    ActorBody
     | Progress
     | Pull
     | Contribution

@@ -371,10 +371,10 @@ class Syncer(OwnMachine):
 
     def _rounds_from(self, event: Recovered) -> Rounds:
         """Return the rounds that continue from what an earlier incarnation saved."""
-        sync, place = self.job.sync, self._here
+        place = self._here
         parts = range(len(place.plan.fragments))
         owned = owned_by(place.name, self.job.syncer_names(), parts)
-        initial = initial_globals(len(parts), owned, sync.staleness * sync.interval)
+        initial = initial_globals(len(parts), owned, self.job.sync.lag)
         membership = Membership(len(parts))
         number = membership.newest[place.name] = number_of(place.incarnation)
         membership.accounts.restarted = number > 1

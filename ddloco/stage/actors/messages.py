@@ -15,5 +15,5 @@ class SnapshotPart(Body, frozen=True):
     part: Part
 
 
-SaidByAll = LinkBody | SnapshotPart
+ActorBody = LinkBody | SnapshotPart
 """The message bodies that every codec must know."""

@@ -112,7 +112,7 @@ def relayed(faults: tuple[Fault, ...]) -> frozenset[str]:
     return frozenset(each.who for each in faults if each.what in LINK_KINDS)
 
 
-class Chaos:
+class FaultInjector:
     """Applies faults, each at its time.
 
     Args:
@@ -319,13 +319,13 @@ class Chaos:
             self._send_worker(victim, signal.SIGCONT)
 
     def _send_worker(self, victim: Victim, number: signal.Signals) -> None:
-        if victim not in self._stalls:  # Who is stopped altogether stays so.
+        if victim not in self._stalls:  # A stalled process stays stopped.
             victim.send_worker(number)
 
     # The log.
 
     def _note(self, event: str, number: int, fault: Fault, more: dict[str, Any]) -> None:
-        """One line; its ``ref`` tells the how manieth fault of the schedule it is about."""
+        """Log one line; its ``ref`` has the number of the fault in the schedule."""
         planned = {"at_s": round(fault.at_s, 3), "seed": self._seed}
         fields = {"what": fault.what, "who": fault.who, **planned, **more}
         self._log.observe(event, self._time.now(), number, fields)

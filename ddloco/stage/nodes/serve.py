@@ -32,7 +32,7 @@ from ddloco.stage.nodes.incarnation_grants import (
     want_of,
 )
 from ddloco.stage.nodes.incarnation_registrar import Record, RecordError, Registrar, newest_on_tape
-from ddloco.stage.nodes.node import Hosted, Notes
+from ddloco.stage.nodes.node import HostedActor, Notes
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
 from ddloco.stage.process.console import SafeConsole
@@ -79,7 +79,7 @@ class Terms:
     over: str = ""
     signals: bool = True
     listening: Callable[[str], None] = lambda _: None
-    beside: Sequence[Callable[[Hosted], Awaitable[None]]] = ()
+    beside: Sequence[Callable[[HostedActor], Awaitable[None]]] = ()
 
 
 async def serve_role(
@@ -172,7 +172,7 @@ async def _hosted(
     start_point: StartPoint[Any] | None,
     address: str,
     alone: bool,
-) -> tuple[Hosted, Registrar | Gate | None]:
+) -> tuple[HostedActor, Registrar | Gate | None]:
     """An actor, and what grants incarnation numbers if it leads; another one that listens accepts
     only incarnations to which the lead has granted theirs."""
     name, notes = actor_of(incarnation), Notes()
@@ -193,7 +193,7 @@ async def _hosted(
             program, incarnation, folder, channel, note=notes.write, address=address
         )
     own, start_point = (start_point, None) if alone else (None, start_point)
-    hosted = Hosted(
+    hosted = HostedActor(
         program, incarnation, folder, channel,
         start_point=start_point, own=own, beside=beside, notes=notes,
     )  # fmt: skip
@@ -311,7 +311,7 @@ def _note_waiting(folder: Path, name: str, whom: str) -> None:
 
 
 async def _serve(
-    hosted: Hosted, endpoint: ZmqEndpoint, terms: Terms, numbers: Registrar | Gate | None
+    hosted: HostedActor, endpoint: ZmqEndpoint, terms: Terms, numbers: Registrar | Gate | None
 ) -> Finish:
     keep_freed_memory()
     interrupted = hosted.request_stop if hosted.program.interrupt_stops else hosted.request_leave
@@ -336,7 +336,7 @@ async def _serve(
     return finish
 
 
-async def leave_when_alone(hosted: Hosted, patience_s: float) -> None:
+async def leave_when_alone(hosted: HostedActor, patience_s: float) -> None:
     """Ask an actor to leave once it has had no link for ``patience_s`` seconds.
 
     The links are read from outside, so that only the request is an event.

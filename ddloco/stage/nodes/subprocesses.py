@@ -19,7 +19,7 @@ import trio
 from ddloco.stage.actors.effects import Finish, Status
 from ddloco.stage.files.run_folder import LOG_FILE, TAPES, address_file
 from ddloco.stage.nodes.exit_codes import AGAIN
-from ddloco.stage.nodes.fault_injector import Chaos, joiners, live_schedule, relayed
+from ddloco.stage.nodes.fault_injector import FaultInjector, joiners, live_schedule, relayed
 from ddloco.stage.nodes.incarnation_registrar import newest_on_tape
 from ddloco.stage.nodes.single_process import ANY_PORT, Outcome, P
 from ddloco.stage.nodes.tcp_proxy import Bundle
@@ -125,7 +125,7 @@ class Processes(Generic[P]):
         self.outcome = Outcome()
         self.awaited: set[str] = set()
         """Actors that are not there, and that the schedule of faults will start."""
-        self.chaos: Chaos | None = None
+        self.chaos: FaultInjector | None = None
         self._faults = live_schedule(program)
         self._ending = False
         self._children: dict[str, Child] = {}
@@ -201,7 +201,7 @@ class Processes(Generic[P]):
 
     async def _harm(self, proxies: dict[str, Bundle]) -> None:
         with closing(ActorLog(self.folder / LOG_FILE, "chaos.1")) as log:
-            self.chaos = Chaos(self._faults, self.program.chaos.seed, self, proxies, log)
+            self.chaos = FaultInjector(self._faults, self.program.chaos.seed, self, proxies, log)
             await self.chaos.run(self._ready)
 
     async def _ready(self) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
 from ddloco.stage.actors.events import Computed, WorkFailed, WorkResult
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.snapshot_sink import SnapshotSink
 from ddloco.stage.driver.snapshot_writer import Capture
 from ddloco.stage.process.entry_point import in_one_line
@@ -29,12 +29,16 @@ class ComputationExecutor:
 
     Args:
         compute: the user's function.
+        asked: the union of the work that it does; snapshots can hold no other.
         arrays: the arrays by handle; all of them are payloads.
         sink: where snapshots are written.
     """
 
-    def __init__(self, compute: Compute, arrays: Arrays, sink: SnapshotSink) -> None:
+    def __init__(
+        self, compute: Compute, asked: Any, arrays: ArrayTable, sink: SnapshotSink
+    ) -> None:
         self._compute = compute
+        self._asked = asked
         self._arrays = arrays
         self._capture = Capture(arrays, sink)
 
@@ -64,6 +68,8 @@ class ComputationExecutor:
 
     def _computed(self, work: Work, read: Sequence[Payload]) -> tuple[WorkResult, list[Payload]]:
         """Call the user's function; runs in a thread."""
+        if not isinstance(work, self._asked):
+            raise TypeError("the program does not name it; want it in Program(asked=...)")
         given: list[Tensors] = [tensors_of(payload) for payload in read]
         result, tensors = self._compute(work, given)
         made = [payload_of(each) for each in tensors]

@@ -6,6 +6,7 @@ examples/parameter_server.py for an example and ``ddloco docs own-actors`` for a
 """
 
 import hashlib
+import inspect
 import platform
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, final, get_args
+from typing import Any, final, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -23,10 +24,10 @@ import trio
 
 from clocks import actor_of
 from ddloco.stage.actors.actor import ACTOR_SEMANTICS, ActorStates, Machine, new_actor
-from ddloco.stage.actors.effects import Finish
+from ddloco.stage.actors.effects import AskedByAll, Finish, Work
 from ddloco.stage.actors.events import Begun, HappensToAll
-from ddloco.stage.actors.messages import SaidByAll
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.actors.messages import ActorBody
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import (
     Start,
     StartPoint,
@@ -41,7 +42,7 @@ from ddloco.stage.files.settings import SnapshotTable, TapeTable
 from ddloco.stage.files.span import unbounded
 from ddloco.stage.files.toml import ConfigError, convert, read_toml
 from ddloco.stage.files.trust import leave_place
-from ddloco.stage.nodes.node import Hosted, OpenedActor
+from ddloco.stage.nodes.node import HostedActor, OpenedActor
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.entry_point import (
     NamedError,
@@ -52,10 +53,18 @@ from ddloco.stage.process.entry_point import (
 )
 from ddloco.stage.process.errors import raised_at
 from ddloco.stage.programs.executor import ComputationExecutor, Compute
-from ddloco.stage.programs.user_actor import Call, Returned, compute_call
+from ddloco.stage.programs.user_actor import (
+    Call,
+    Over,
+    Returned,
+    array_field,
+    compute_call,
+    handler_of,
+    needs_array,
+)
 from replay import TapeError
 from snapshot import Part, SnapshotError, Store
-from transport import Header, MessageArrived, RemoteProtocolError
+from transport import Body, Header, MessageArrived, RemoteProtocolError
 from transport.curve_auth import Curve
 from transport.payload import payload_bytes
 
@@ -89,7 +98,8 @@ class Program:
 
     Attributes:
         roles: the actors, by name.
-        said: the union of message bodies, subclasses of ``transport.Body``.
+        said: the union of message bodies, subclasses of ``transport.Body``; by default those that
+            the actors have methods for.
         happened: the union of work results, subclasses of ``Computed``; ``Returned`` is included.
         asked: the union of the work that machines request, subclasses of ``Calculation``; ``Call``
             is included. Snapshots hold the work that is under way.
@@ -100,12 +110,29 @@ class Program:
     """
 
     roles: Mapping[str, Role]
-    said: Any
+    said: Any = None
     happened: Any = Returned
     asked: Any = Call
     payload_bytes_max: int = 2**28
     tape: TapeTable = TapeTable()
     snapshot: SnapshotTable = SnapshotTable()
+
+
+def star(
+    hub: str, machine: Callable[[], Machine], **leaves: Sequence[Callable[[], Machine]]
+) -> Program:
+    """A program in which all others dial one actor.
+
+    Args:
+        hub: the name of the actor in the middle.
+        machine: creates its machine.
+        leaves: what creates the machines of the others, by the beginning of their names:
+            ``trainer=[...]`` makes ``trainer-0`` and so on.
+    """
+    roles = {hub: Role(machine)}
+    for name, makers in leaves.items():
+        roles.update((f"{name}-{n}", Role(each, dials=(hub,))) for n, each in enumerate(makers))
+    return Program(roles)
 
 
 @final
@@ -212,7 +239,12 @@ class LoadedProgram(Runnable):
     @property
     def bodies(self) -> Any:
         """The union of all message bodies."""
-        return SaidByAll | self.program.said
+        return ActorBody | Over | self.program.said
+
+    @property
+    def asked(self) -> Any:
+        """The union of all work that its machines may request."""
+        return Call | self.program.asked
 
     def machine(self, incarnation: str) -> Machine:
         """See ``Role``."""
@@ -221,7 +253,7 @@ class LoadedProgram(Runnable):
     def states(self, incarnation: str) -> ActorStates[Any]:
         """With the program's messages and work."""
         machine = type(self.machine(incarnation))
-        return ActorStates(machine, self.bodies, Call | self.program.asked)
+        return ActorStates(machine, self.bodies, self.asked)
 
     @property
     def events(self) -> Any:
@@ -310,14 +342,23 @@ class LoadedProgram(Runnable):
         Raises:
             RemoteProtocolError: it is too large.
         """
+        kind = type(header.body)
+        if header.tensors and not array_field(kind):
+            raise RemoteProtocolError(f"$.tensors: a {kind.__name__} carries no array")
+        if not header.tensors and needs_array(kind):
+            raise RemoteProtocolError(f"$.tensors: a {kind.__name__} carries an array")
         nbytes, most = payload_bytes(header.tensors), self.program.payload_bytes_max
         if nbytes > most:
             raise RemoteProtocolError(f"$.tensors: {nbytes} bytes; this program takes {most}")
 
     @asynccontextmanager
-    async def open(self, hosted: Hosted) -> AsyncIterator[OpenedActor]:
+    async def open(self, hosted: HostedActor) -> AsyncIterator[OpenedActor]:
         """Open everything that the actor needs: its arrays, its state and its tape."""
-        role, arrays, incarnation = self.program.roles[hosted.name], Arrays(), hosted.incarnation
+        role, arrays, incarnation = (
+            self.program.roles[hosted.name],
+            ArrayTable(),
+            hosted.incarnation,
+        )
         actor, first, pending = new_actor(incarnation, role.machine()), Begun(incarnation), []
         start_point = hosted.start_point
         start = start_point.start(incarnation) if start_point is not None else None
@@ -334,7 +375,7 @@ class LoadedProgram(Runnable):
                 first,
                 pending,
                 said=self.bodies,
-                executor=ComputationExecutor(role.compute, arrays, hosted.sink()),
+                executor=ComputationExecutor(role.compute, self.asked, arrays, hosted.sink()),
                 arrays=arrays,
                 recorder=hosted.recorder(fingerprint(), ACTOR_SEMANTICS, facts, actor.clock.wire),
                 admits=self.admits,
@@ -342,7 +383,7 @@ class LoadedProgram(Runnable):
             )
             nursery.cancel_scope.cancel()
 
-    async def _snapshots(self, hosted: Hosted) -> None:
+    async def _snapshots(self, hosted: HostedActor) -> None:
         """Ask the lead for snapshots at intervals, if there is one."""
         every_s = self.snapshot.every_s
         while every_s and hosted.name == self.lead:
@@ -400,6 +441,12 @@ def load_program(spec: str, options: Mapping[str, Any]) -> LoadedProgram:
     """
     program = called("program", spec, options)
     problem = _problem(program)
+    if problem is None:
+        try:
+            program = replace(program, said=handled(program))
+            problem = _problem_of_messages(program)
+        except (TypeError, NameError) as error:
+            problem = in_one_line(error)
     if problem is not None:
         raise NamedError(f"program {spec!r}: {problem}")
     return LoadedProgram(spec, options, program, source_digest("program", spec))
@@ -422,9 +469,41 @@ def _problem(program: Any) -> str | None:
     unbound = unbounded(table.keep, wanted=taken.wanted, stay=taken.keep, ships=table.ships)
     if unbound is not None:
         return unbound
-    return _taken(program.said, SaidByAll, "message") or _taken(
-        program.happened, HappensToAll | Begun, "result"
+    for each in get_args(program.asked) or (program.asked,):
+        if not (isinstance(each, type) and issubclass(each, Work)):
+            return f"asked: {each!r} is not a subclass of Calculation"
+    return _taken(program.happened, HappensToAll | Begun, "result") or _taken(
+        program.asked, AskedByAll | Call, "work"
     )
+
+
+def handled(program: Program) -> Any:
+    """The union of message bodies: ``said``, or those that the actors have methods for.
+
+    Raises:
+        TypeError: a method for a message does not annotate it, or has another name.
+    """
+    if program.said is not None:
+        return program.said
+    found: Any = Over
+    for role in program.roles.values():
+        for name, method in inspect.getmembers(type(role.machine()), inspect.isfunction):
+            if not name.startswith("on_"):
+                continue
+            body = get_type_hints(method).get("message")
+            if not isinstance(body, type) or not issubclass(body, Body):
+                raise TypeError(f"{method.__qualname__}: annotate message with its class")
+            if handler_of(body) != name:
+                said = f"takes {body.__name__}, which arrives at {handler_of(body)}"
+                raise TypeError(f"{method.__qualname__}: {said}")
+            found |= body
+    return found
+
+
+def _problem_of_messages(program: Program) -> str | None:
+    for each in get_args(program.said) or (program.said,):
+        array_field(each)
+    return _taken(program.said, ActorBody | Over, "message")
 
 
 def _taken(own: Any, ours: Any, kind: str) -> str | None:

@@ -1,9 +1,9 @@
 """A base class for actors that read like their algorithm: arrays are values, work is a call.
 
-A subclass overrides methods for what happens: the actor begins, a peer joins, a message arrives.
-These methods request actions with ``send``, ``call``, ``log`` and others. The actor is a state
-machine: its methods decide immediately, only from their arguments and its attributes, without
-clocks, files or randomness, so that a replay decides the same.
+A subclass has methods for what happens: the actor begins, a peer joins, a message arrives, which is
+handled by the method of its name. These methods request actions with ``send``, ``call``, ``log``
+and others. The actor is a state machine: its methods decide immediately, only from their arguments
+and its attributes, without clocks, files or randomness, so that a replay decides the same.
 
 An array is kept as long as an attribute of the actor refers to it, directly or inside lists, dicts
 and objects, while a message with it waits to be sent, and while a call uses it. After each event
@@ -11,13 +11,17 @@ the base class searches the attributes for arrays, which takes time proportional
 actor with thousands of arrays should be written as a machine instead.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import cache
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from clocks import actor_of
@@ -30,7 +34,7 @@ from ddloco.stage.actors.events import (
     StopRequested,
     WorkFailed,
 )
-from snapshot.attributes import attributes
+from snapshot.attributes import attributes, declared
 from transport import (
     BULK,
     CONTROL,
@@ -46,6 +50,7 @@ from transport import (
     MessageArrived,
     PeerJoined,
     PeerLost,
+    Reason,
     Send,
     SetTimer,
     TimerFired,
@@ -56,6 +61,8 @@ NAME = "array"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+REASON_CHARS_MAX = 1000
+
 _computations: dict[str, Callable[..., Any]] = {}
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
@@ -65,6 +72,16 @@ class Array(Struct, frozen=True):
     computations can read its numbers."""
 
     handle: str
+
+
+NOT_HERE = Array("")
+"""In place of the array in a message on its way: its numbers are the payload."""
+
+
+class Over(Body, frozen=True):
+    """The program is over; who receives it finishes."""
+
+    reason: Reason
 
 
 class Call(Calculation, frozen=True):
@@ -105,6 +122,39 @@ class Pending(Struct, frozen=True, forbid_unknown_fields=True):
         raise ValueError(f"{self.then[:100]!r} is no method of {cls.__qualname__} itself")
 
 
+@cache
+def array_field(message: type[Body]) -> str:
+    """The field of a message that is an array; empty if it has none.
+
+    Raises:
+        TypeError: it has several; one array may consist of several by name.
+    """
+    hints = get_type_hints(message)
+    found = [name for name in message.__struct_fields__ if Array in _options(hints[name])]
+    if len(found) > 1:
+        said = "a message carries one, which may consist of several by name"
+        raise TypeError(f"message {message.__name__}: {' and '.join(found)} are arrays; {said}")
+    return found[0] if found else ""
+
+
+@cache
+def needs_array(message: type[Body]) -> bool:
+    """Whether a message is not complete without its array."""
+    name = array_field(message)
+    return bool(name) and type(None) not in _options(get_type_hints(message)[name])
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) or (hint,)
+
+
+@cache
+def handler_of(message: type[Body]) -> str:
+    """The name of the method for a message: ``on_new_parameters`` for ``NewParameters``."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", message.__name__)
+    return f"on_{words.lower()}"
+
+
 def computation(function: F) -> F:
     """Allow actors to call a function of a module with ``UserActor.call``.
 
@@ -135,7 +185,16 @@ def compute_call(
 
 
 class UserActor:
-    """An actor of a user's program; subclass it and override the methods of interest.
+    """An actor of a user's program; subclass it and write the methods of interest.
+
+    A message is handled by the method of its name: ``on_gradient(self, peer, message)`` for
+    ``Gradient``. Its parameter ``message`` is annotated with the class.
+
+    Args:
+        settings: values of attributes that the class annotates.
+
+    Raises:
+        TypeError: the class annotates no such attribute.
 
     Attributes:
         at: time of the event being handled, in seconds since the actor's start.
@@ -150,6 +209,21 @@ class UserActor:
     _calls: int
     _held: set[str]
     _asked: list[Effect]
+    _over: str
+    _over_as: Status
+    _listens: bool
+
+    def __init__(self, **settings: Any) -> None:
+        known = [name for name in declared(type(self)) if not name.startswith("_")]
+        for name in known:
+            value = getattr(type(self), name, None)
+            if isinstance(value, list | dict | set):  # Each actor has its own.
+                setattr(self, name, copy(value))
+        for name, value in settings.items():
+            if name not in known:
+                said = f"no attribute {name!r} is annotated; there are {', '.join(known)}"
+                raise TypeError(f"{type(self).__name__}: {said}")
+            setattr(self, name, value)
 
     # Events: methods to override.
 
@@ -163,10 +237,18 @@ class UserActor:
         """The link to another actor is down; the side that dialled keeps trying."""
 
     def received(self, peer: str, message: Any) -> None:
-        """A message without an array has arrived."""
+        """A message has arrived; by default the method of its name is called.
 
-    def received_array(self, peer: str, message: Any, array: Array) -> None:
-        """A message has arrived, with the array that it carries."""
+        Raises:
+            NotImplementedError: there is no such method.
+        """
+        name = handler_of(type(message))
+        handler = getattr(self, name, None)
+        if handler is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} has no method {name}(peer, message) for this message"
+            )
+        handler(peer, message)
 
     def timer(self, name: str) -> None:
         """A timer has expired."""
@@ -176,8 +258,12 @@ class UserActor:
         self.finish(reason, "failed")
 
     def stop(self, reason: str) -> None:
-        """The run is to end: because of Ctrl-C, or because another actor here has failed."""
-        self.finish(reason, "stopped")
+        """The run is to end: because of Ctrl-C, or as another actor here has failed. By default
+        an actor that listens ends the program, and any other one finishes."""
+        if self._listens:
+            self.end(reason, "stopped")
+        else:
+            self.finish(reason, "stopped")
 
     def leave(self, reason: str) -> None:
         """This actor's process must end, and is started again as the next incarnation."""
@@ -190,22 +276,26 @@ class UserActor:
 
     def listen(self, **agreement: str) -> None:
         """Accept actors that dial with the same agreement."""
+        self._listens = True
         self._asked.append(Listen(agreement))
 
     def dial(self, peer: str, **agreement: str) -> None:
         """Open a link to an actor and keep it open; the role must name it in ``dials``."""
         self._asked.append(Dial(peer, agreement))
 
-    def send(self, peer: str, message: Body, array: Array | None = None, *, key: str = "") -> None:
-        """Send a message, optionally with an array, to a linked actor.
+    def send(self, peer: str, message: Body, *, key: str = "") -> None:
+        """Send a message, with the array in its field of type ``Array``, to a linked actor.
 
         Args:
             peer: its name; a message to an actor that is not linked is dropped.
             message: the message body.
-            array: the array to send with it.
             key: a newer message with the same key replaces one that still waits to be sent.
         """
+        name = array_field(type(message))
+        array: Array | None = getattr(message, name) if name else None
         lane, payload = (BULK, array.handle) if array is not None else (CONTROL, "")
+        if array is not None:
+            message = replace(message, **{name: NOT_HERE})
         if peer in self._routes:
             self._asked.append(Send(self._routes[peer], lane, message, payload, key))
 
@@ -257,11 +347,31 @@ class UserActor:
         if peer in self._routes:
             self._asked.append(Hangup(self._routes.pop(peer), reason))
 
+    def end(self, reason: str, status: Status = "done") -> None:
+        """End the program: all linked actors finish, those that they are linked with, and then,
+        when its links are gone, this one."""
+        if not self._over:
+            self._over, self._over_as = reason[:REASON_CHARS_MAX], status
+        for peer in self.peers:
+            self.send(peer, Over(self._over), key="over")
+        if not self.peers:
+            self.finish(self._over, self._over_as)
+
     def finish(self, reason: str, status: Status = "done") -> None:
         """End this actor: it closes its links, and receives no more events."""
         for peer in self.peers:
             self.hang_up(peer, reason)
         self._asked.append(Finish(status, reason))
+
+    @property
+    def idle(self) -> bool:
+        """Whether no computation of this actor is under way."""
+        return not self._pending
+
+    @property
+    def over(self) -> bool:
+        """Whether this actor has ended the program."""
+        return bool(self._over)
 
     @property
     def peers(self) -> list[str]:
@@ -290,6 +400,7 @@ class UserActor:
         self._pending = {}
         self._calls = 0
         self._held = set()
+        self._over, self._over_as, self._listens = "", "done", False
 
     def _hear(self, event: Event) -> None:
         match event:
@@ -297,15 +408,22 @@ class UserActor:
                 self.begin()
             case PeerJoined(peer):
                 self._routes[actor_of(peer)] = peer
-                self.joined(actor_of(peer))
+                if self._over:
+                    self.send(actor_of(peer), Over(self._over), key="over")
+                else:
+                    self.joined(actor_of(peer))
             case PeerLost(peer, reason):
                 if self._routes.get(actor_of(peer)) == peer:
                     del self._routes[actor_of(peer)]
-                    self.lost(actor_of(peer), reason)
-            case MessageArrived(peer=peer, body=body, handle=""):
-                self.received(actor_of(peer), body)
+                    self._lost(actor_of(peer), reason)
+            case MessageArrived(body=Over(reason)):
+                for peer in self.peers:
+                    self.send(peer, Over(reason), key="over")
+                self.finish(reason)
             case MessageArrived(peer=peer, body=body, handle=handle):
-                self.received_array(actor_of(peer), body, Array(handle))
+                name = array_field(type(body))
+                arrived = replace(body, **{name: Array(handle)}) if name and handle else body
+                self.received(actor_of(peer), arrived)
             case Returned(work=work, value=value):
                 done = self._pending.pop(work)
                 then = done.method_of(self)
@@ -323,6 +441,12 @@ class UserActor:
                 self.leave(reason)
             case _:
                 return
+
+    def _lost(self, peer: str, reason: str) -> None:
+        if not self._over:
+            self.lost(peer, reason)
+        elif not self.peers:
+            self.finish(self._over, self._over_as)
 
 
 def _arrays(thing: Any, seen: set[int]) -> Iterator[Array]:

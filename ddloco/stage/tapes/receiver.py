@@ -67,7 +67,7 @@ FINISH_S = 30.0
 """How long, in seconds, a syncer that has ended waits for the rest of the tapes."""
 
 Note = Callable[[str, dict[str, Any]], None]
-Said = Ask | Segment | Whole
+Shipped = Ask | Segment | Whole
 
 
 class RefusedError(Exception):
@@ -176,7 +176,7 @@ class TapeReceiver:
 
     # The methods below run in a thread, one call at a time.
 
-    def _answer(self, name: str, said: Said, data: Buffer) -> Has | Sorry:
+    def _answer(self, name: str, said: Shipped, data: Buffer) -> Has | Sorry:
         """Perform a request and return the answer.
 
         Raises:
@@ -266,7 +266,7 @@ class TapeReceiver:
         partial.replace(self._path(name))
 
 
-def _end(said: Said, reason: str) -> RefusedError:
+def _end(said: Shipped, reason: str) -> RefusedError:
     return RefusedError(reason, Sorry(said.n, reason))
 
 

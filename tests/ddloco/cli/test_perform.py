@@ -62,7 +62,7 @@ def program(what="", clients=1):
     """A server and its client."""
     assert len(range(clients)) == 1
     roles = {"server": Role(lambda: Server(what)), "client": Role(Client, dials=("server",))}
-    return Program(roles, said=Hi | Ho, happened=Computed)
+    return Program(roles, said=Hi | Ho, happened=Computed, asked=Calculation)
 
 
 def perform(*words):

@@ -8,12 +8,14 @@ import pytest
 
 from ddloco.job.config import job_from
 from ddloco.job.protocol.effects import CopyState, RunStep
-from ddloco.job.protocol.events import StepFinished
+from ddloco.job.protocol.events import Recovered, Started, StepFinished
 from ddloco.job.protocol.fragment_plan import Leaf, make_plan
 from ddloco.job.protocol.messages import GlobalFragment
 from ddloco.machines.learner.machine import Learner
+from ddloco.machines.syncer.machine import Syncer
 from ddloco.roles.job_program import program_of
 from ddloco.roles.resume import (
+    JobStart,
     begins_anew,
     checked_start_point,
     job_start_point,
@@ -25,8 +27,8 @@ from ddloco.roles.resume import (
     stored_from,
 )
 from ddloco.stage.actors.actor import new_actor
-from ddloco.stage.arrays.array_table import Arrays, HostCopy
-from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
+from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.driver.resume import StartPoint, passed, payload_from, place_and_id
 from ddloco.stage.driver.snapshot_sink import StoreSink
 from ddloco.stage.driver.snapshot_writer import FROZEN, payload_tensors
@@ -111,8 +113,8 @@ def place(tmp_path):
 @pytest.fixture
 def arrays():
     """Arrays in an arena."""
-    arena = Arena()
-    yield Arrays(arena)
+    arena = SharedMemory()
+    yield ArrayTable(arena)
     arena.close()
 
 
@@ -257,6 +259,18 @@ def test_settings_are_those_of_now(place):
     machine = read_job_start_point(place.folder, "latest", now).starts[WHO].actor.machine
     assert machine.job is now
     assert 4 == machine.step
+
+
+def test_how_stale_contributions_may_be_is_that_of_now():
+    """A run that continues with another ``sync.staleness``; the versions are as they were."""
+    now = job_from({"job": {"task": "none:none"}, "sync": {"staleness": 3}}, "test")
+    machine = Syncer(JOB)
+    machine.handle(0.0, Started("syncer.1", LEAVES))
+    machine.handle(0.0, Recovered(1, ()))
+    start = JobStart(None, new_actor("syncer.1", machine), {}, [], {}, {}, (), None, None)
+    assert -JOB.sync.lag == machine.rounds.oldest(0)
+    start.adopt(now, PLAN)
+    assert -3 * now.sync.interval == machine.rounds.oldest(0)
 
 
 @pytest.mark.parametrize("said", ["", "/", "/snapshots", "/snapshots/"])

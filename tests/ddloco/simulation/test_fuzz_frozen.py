@@ -1,15 +1,18 @@
 """Machines that are written and read back in the middle of their work continue as if nothing was.
 
-In a job of 24 fragments a learner's state is 7 kB, written in 0.9 ms and read in 0.7; that of a
-syncer with 8 such learners is 30 kB, 7 ms and 7 (one core, Python 3.11).
+A learner's state of 6 kB is written in 0.01 ms and read in 0.02; a syncer's of 27 kB in 0.04 and
+0.08 (one core, Python 3.11).
 """
 
 import random
+from dataclasses import fields, is_dataclass
 from functools import cache
 
+import msgspec
 import pytest
 
 from ddloco.machines.registry import states_for
+from ddloco.machines.syncer import membership
 from ddloco.simulation import fuzz
 from ddloco.simulation.fuzz import draw, happen
 from ddloco.simulation.world import World
@@ -98,3 +101,53 @@ def test_what_is_forgotten_is_noticed(refrozen, monkeypatch, forget):
 
     monkeypatch.setattr(Refrozen, "changed", changed)
     assert any(refrozen(seed)[0] != plain(seed) for seed in SEEDS)
+
+
+def twice(thing, seen):
+    """The places that can change and are reachable twice, as far as values that cannot change."""
+    if isinstance(thing, list | tuple):
+        within = thing
+    elif isinstance(thing, dict):
+        within = thing.values()
+    elif isinstance(thing, msgspec.Struct) and not thing.__struct_config__.frozen:
+        within = [getattr(thing, name) for name in thing.__struct_fields__]
+    elif is_dataclass(thing):
+        within = [getattr(thing, each.name) for each in fields(thing)]
+    else:
+        return
+    if id(thing) in seen and not isinstance(thing, tuple):
+        yield thing
+    seen.add(id(thing))
+    for each in within:
+        yield from twice(each, seen)
+
+
+class Walked(World):
+    """A world in which states are walked through."""
+
+    def admit(self, node, event):
+        super().admit(node, event)
+        if self.events % 5 == 0:
+            node.actor.clock.rest()
+            assert not [*twice(node.actor, set())]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_state_is_a_tree(monkeypatch, seed):
+    """Nothing that can change is reachable twice: it would be read as two."""
+    monkeypatch.setattr(fuzz, "World", Walked)
+    assert happen(draw(seed)).violation is None
+
+
+def test_what_is_shared_is_noticed(monkeypatch):
+    """A member that holds the membership's list, as it once did."""
+    new = membership.new_member
+
+    def shared(peer, incarnation, fragments, at):
+        member = new(peer, incarnation, fragments, at)
+        member.sent_at = member.sent
+        return member
+
+    monkeypatch.setattr(membership, "new_member", shared)
+    monkeypatch.setattr(fuzz, "World", Walked)
+    assert "AssertionError" in happen(draw(SEEDS[0])).violation

@@ -12,7 +12,7 @@ from ddloco.replayer.replay_of import replay_of
 from ddloco.simulation import fuzz
 from ddloco.simulation.network import Wire
 from ddloco.simulation.requests import ask
-from ddloco.simulation.snapshot_checks import Said
+from ddloco.simulation.snapshot_checks import SentNumbers
 from ddloco.simulation.world import World
 from ddloco.stage.files.run_folder import open_folder
 from ddloco.stage.files.settings import SnapshotTable
@@ -99,7 +99,7 @@ def test_a_picture_that_came_out_otherwise_is_a_divergence(tmp_path, monkeypatch
 @pytest.fixture
 def said():
     """Five messages; three were heard by one receiver, at its events 4 to 8."""
-    lane = Said([1, 2, 3, 4, 5], [10, 10, 11, 15, 20])
+    lane = SentNumbers([1, 2, 3, 4, 5], [10, 10, 11, 15, 20])
     lane.heard["b.1"] += [4, 6, 8]
     return lane
 

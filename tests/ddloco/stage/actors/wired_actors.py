@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 from ddloco.job.protocol.effects import Asked
-from ddloco.job.protocol.messages import Said
+from ddloco.job.protocol.messages import JobBody
 from ddloco.stage.actors.actor import ActorStates, new_actor
 from ddloco.stage.actors.effects import CommitSnapshot, Observe, Work
 from ddloco.stage.actors.events import (
@@ -13,7 +13,7 @@ from ddloco.stage.actors.events import (
     SnapshotSettled,
     StopRequested,
 )
-from ddloco.stage.actors.messages import SaidByAll
+from ddloco.stage.actors.messages import ActorBody
 from transport import (
     Dial,
     Free,
@@ -32,7 +32,7 @@ HUB, ANNA, BERT = "hub.1", "anna.1", "bert.1"
 
 HEARD = (
     HappensToAll
-    | MessageArrived[Said | SaidByAll]
+    | MessageArrived[JobBody | ActorBody]
     | LaneAdvanced
     | PeerJoined
     | PeerLost
@@ -55,7 +55,7 @@ class Script:
         return asked
 
 
-STATES = ActorStates(Script, Said | SaidByAll, Asked)
+STATES = ActorStates(Script, JobBody | ActorBody, Asked)
 
 
 class WiredActors:

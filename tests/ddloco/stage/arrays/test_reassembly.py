@@ -5,8 +5,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from ddloco.job.protocol.messages import Contribution, Progress, Said
-from ddloco.stage.arrays.reassembly import Arrivals
+from ddloco.job.protocol.messages import Contribution, JobBody, Progress
+from ddloco.stage.arrays.reassembly import Reassembly
 from transport import (
     PROTOCOL_VERSION,
     Assembler,
@@ -46,8 +46,10 @@ def buffers():
 @pytest.fixture
 def arrivals(buffers):
     """With the product's assemblers."""
-    codec = Codec(Said, JOB)
-    return Arrivals(lambda _: Assembler(codec, allocate=buffers.allocate, release=buffers.release))
+    codec = Codec(JobBody, JOB)
+    return Reassembly(
+        lambda _: Assembler(codec, allocate=buffers.allocate, release=buffers.release)
+    )
 
 
 def frames_of(sender, body=None):
@@ -59,7 +61,7 @@ def frames_of(sender, body=None):
         payload = Payload(describe(data, (("w", (len(data) // 4,), "float32"),)), data)
     tensors = payload.tensors if payload else ()
     header = Header(PROTOCOL_VERSION, JOB, sender, 1, 1, {sender: 1}, body, tensors)
-    return Codec(Said, JOB).encode(header, payload)
+    return Codec(JobBody, JOB).encode(header, payload)
 
 
 def test_what_is_whole_leaves_nothing_behind(arrivals):

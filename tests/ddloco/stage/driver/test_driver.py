@@ -33,13 +33,13 @@ from ddloco.job.protocol.events import (
     StepFinished,
 )
 from ddloco.job.protocol.fragment_plan import wire_layout
-from ddloco.job.protocol.messages import GlobalFragment, Progress, Said
+from ddloco.job.protocol.messages import GlobalFragment, JobBody, Progress
 from ddloco.job.protocol.validation import admission
 from ddloco.machines.registry import machine_for
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import Restored, StopRequested
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import REFUSALS_LOGGED_MAX, Driver
 from ddloco.stage.process.log import ActorLog
 from replay import Header, Player, Recorder, Tape, TapeError, TapeWriter, tape
@@ -169,11 +169,11 @@ class Cluster:
         actor = new_actor(incarnation, self.machine_for(self.job, incarnation))
         decisions = self.decisions[incarnation] = []
         actor = Noting(actor, decisions)
-        arrays = Arrays()
+        arrays = ArrayTable()
         log = self.logs[incarnation] = ActorLog(self.folder / f"{incarnation}.jsonl", incarnation)
         driver = self.drivers[incarnation] = Driver(
             actor,
-            said=Said,
+            said=JobBody,
             job_id=self.job.id,
             actors=self.job.names(),
             endpoint=endpoint,
@@ -426,7 +426,7 @@ def crafted(job, change):
         case "sender":
             sender = "learner-1.1"
         case "job":
-            return [Codec(Said, "other").encode(header(sender, "other", body), None)[0]]
+            return [Codec(JobBody, "other").encode(header(sender, "other", body), None)[0]]
         case "layout" | "digest":
             lane, body = "bulk", GlobalFragment(0, 1)
             fragment = 1 if change == "layout" else 0
@@ -441,7 +441,7 @@ def crafted(job, change):
         case "fragment":
             lane, body = "bulk", GlobalFragment(99, 1)
     head = header(sender, job.job.id, body, payload.tensors if payload else ())
-    frames = Codec(Said, job.job.id).encode(head, payload)
+    frames = Codec(JobBody, job.job.id).encode(head, payload)
     if change == "tag":
         raw = msgspec.msgpack.decode(bytes(frames[0][0]))
         frames = [[msgspec.msgpack.encode({**raw, "body": {"type": "Steal"}})]]
@@ -523,7 +523,7 @@ async def test_hellos_without_end_end_nothing(open_cluster, autojump_clock):
                     PROTOCOL_VERSION, job.job.id, "learner-0.1", session, 0, {"learner-0.1": 3},
                     Hello(agreement),
                 )  # fmt: skip
-                (frames,) = Codec(Said, job.job.id).encode(head, None)
+                (frames,) = Codec(JobBody, job.job.id).encode(head, None)
                 job.endpoints["learner-0.1"].send_nowait(f"syncer/{lane}", frames)
             await trio.sleep(0.02)
 
@@ -680,12 +680,12 @@ async def test_who_goes_on_begins_each_piece_of_work_once(tmp_path, autojump_clo
     with closing(ActorLog(tmp_path / "log.jsonl", "syncer.1")) as log:
         driver = Driver(
             actor,
-            said=Said,
+            said=JobBody,
             job_id="small-1",
             actors=("syncer",),
             endpoint=MemoryFabric(1).endpoint("syncer"),
             executor=executor,
-            arrays=Arrays(),
+            arrays=ArrayTable(),
             recorder=Recorder(None),
             time=time,
             log=log,

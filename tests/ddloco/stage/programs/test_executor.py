@@ -5,9 +5,10 @@ import pytest
 
 from ddloco.stage.actors.effects import Calculation
 from ddloco.stage.actors.events import Computed, WorkFailed
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.snapshot_sink import DigestSink
 from ddloco.stage.programs.executor import ComputationExecutor
+from ddloco.stage.programs.user_actor import Call
 from transport import payload_of, tensors_of
 
 ONES = payload_of({"x": np.ones(3), "y": np.zeros((2, 2), np.float32)})
@@ -16,9 +17,9 @@ WORK = Calculation(7, ("in/1",), ("sum",))
 
 def computing(compute):
     """With one array."""
-    arrays = Arrays()
+    arrays = ArrayTable()
     arrays.put("in/1", ONES)
-    return ComputationExecutor(compute, arrays, DigestSink()), arrays
+    return ComputationExecutor(compute, Calculation, arrays, DigestSink()), arrays
 
 
 async def test_arrays_come_out_of_arrays():
@@ -55,3 +56,18 @@ async def test_what_goes_wrong_is_a_result(compute, said):
     assert said in result.reason
     assert not arrays.known("sum")
     assert tensors_of(ONES)["x"].tolist() == [1.0, 1.0, 1.0]
+
+
+class Odd(Calculation, frozen=True):
+    """Work that the program does not name."""
+
+
+async def test_work_that_a_program_does_not_name_fails():
+    """At once, and not when a snapshot with it is read."""
+    arrays = ArrayTable()
+    stage = ComputationExecutor(None, Call, arrays, DigestSink())
+    failed = await stage.do(Odd(7, (), ()))
+    assert isinstance(failed, WorkFailed)
+    assert (
+        "Odd: TypeError: the program does not name it; want it in Program(asked=" in failed.reason
+    )

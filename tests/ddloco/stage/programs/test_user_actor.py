@@ -7,7 +7,16 @@ from ddloco.stage import Array, Body, UserActor, computation
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Calculation, Finish, Observe
 from ddloco.stage.actors.events import Begun, StopRequested, WorkFailed
-from ddloco.stage.programs.user_actor import Call, Pending, Returned, compute_call
+from ddloco.stage.programs.user_actor import (
+    Call,
+    Over,
+    Pending,
+    Returned,
+    array_field,
+    compute_call,
+    handler_of,
+    needs_array,
+)
 from snapshot.attributes import machine_from, plain_state
 from transport import (
     BULK,
@@ -25,7 +34,22 @@ PEER = "anna.1"
 
 
 class Note(Body, frozen=True):
-    """Something to say."""
+    """Something to say, which may carry an array."""
+
+    array: Array | None = None
+
+
+class Numbers(Body, frozen=True):
+    """What always carries an array."""
+
+    first: Array
+
+
+class TwoArrays(Body, frozen=True):
+    """More than a message can carry."""
+
+    first: Array
+    second: Array
 
 
 @computation
@@ -51,16 +75,16 @@ class Keeper(UserActor):
     def lost(self, peer, reason):
         self.told.append(("lost", peer))
 
-    def received(self, peer, message):
-        self.kept.clear()
-
-    def received_array(self, peer, message, array):
-        self.kept.setdefault("deep", []).append((array,))
-        self.call(double, array, then=self.doubled, by=3)
+    def on_note(self, peer, message: Note):
+        if message.array is None:
+            self.kept.clear()
+        else:
+            self.kept.setdefault("deep", []).append((message.array,))
+            self.call(double, message.array, then=self.doubled, by=3)
 
     def doubled(self, array, by):
         self.told.append(by)
-        self.send("anna", Note(), array)
+        self.send("anna", Note(array))
 
     def timer(self, name):
         self.told.append(name)
@@ -76,7 +100,8 @@ def begun():
 
 def arrived(number, handle=""):
     """A message of the peer's."""
-    return MessageArrived(PEER, BULK, PEER, 1, number, {PEER: number + 1}, Note(), b"", handle)
+    body = Note(Array("")) if handle else Note()  # As it travels, its array is the payload.
+    return MessageArrived(PEER, BULK, PEER, 1, number, {PEER: number + 1}, body, b"", handle)
 
 
 def kinds(effects):
@@ -177,19 +202,21 @@ def test_failures_and_stops_end_it(begun):
     assert [Finish("stopped", "enough")] == keeper.handle(4.0, StopRequested("enough"))
 
 
-def test_who_finishes_says_goodbye(begun):
-    """So that the others hear of it at once, and do not wait."""
-    keeper, _ = begun
+def test_who_finishes_says_goodbye():
+    """So that the others hear of it at once, and do not wait; nobody dials this one."""
+    actor = UserActor()
+    actor.handle(0.0, Begun("leaf.1"))
+    actor.handle(1.0, PeerJoined(PEER, PEER))
     stopped = [Hangup(PEER, "enough"), Finish("stopped", "enough")]
-    assert stopped == keeper.handle(2.0, StopRequested("enough"))
-    assert [] == keeper.peers
+    assert stopped == actor.handle(2.0, StopRequested("enough"))
+    assert [] == actor.peers
 
 
 def test_nothing_is_sent_without_a_receiver(begun):
     """A message to an actor that is not linked is dropped."""
     keeper, _ = begun
     keeper._asked = []
-    keeper.send("bert", Note(), Array("x"))
+    keeper.send("bert", Note(Array("x")))
     keeper.log("seen", what=1)
     assert [Observe("seen", {"what": 1})] == keeper._asked
     assert not any(isinstance(each, Send) for each in keeper._asked)
@@ -237,3 +264,89 @@ def test_then_is_a_method_of_the_same_actor():
     for then in (other.doubled, print, lambda _: None, Keeper.doubled):
         with pytest.raises(ValueError, match="method"):
             keeper.call(double, then=then)
+
+
+def test_an_array_in_a_message_travels_as_its_payload(begun):
+    """The message on its way has none; the array is where it was again when it arrives."""
+    keeper, _ = begun
+    keeper._asked = []
+    keeper.send("anna", Note(Array("mine")))
+    assert [Send(PEER, BULK, Note(Array("")), "mine")] == keeper._asked
+    keeper.handle(2.0, arrived(0, "in/3"))
+    assert [(Array("in/3"),)] == keeper.kept["deep"]
+
+
+def test_a_message_carries_one_array():
+    """Which may consist of several by name; more are refused when the program is loaded."""
+    assert ("array", "first", "") == (array_field(Note), array_field(Numbers), array_field(Over))
+    assert (False, True) == (needs_array(Note), needs_array(Numbers))
+    with pytest.raises(TypeError, match="first and second are arrays; a message carries one"):
+        array_field(TwoArrays)
+
+
+def test_a_message_without_a_method_is_named(begun):
+    """With the method that is missing."""
+    keeper, _ = begun
+    with pytest.raises(
+        NotImplementedError, match=r"Keeper has no method on_numbers\(peer, message"
+    ):
+        keeper.received("anna", Numbers(Array("x")))
+    assert handler_of(TwoArrays) == "on_two_arrays"
+
+
+def test_who_ends_the_program_finishes_last(begun):
+    """All others are told; this actor finishes when its links are gone, and so do newcomers."""
+    keeper, _ = begun
+    keeper._asked = []
+    assert not keeper.over
+    keeper.end("done")
+    assert keeper.over
+    assert [Over("done")] == [each.body for each in keeper._asked]
+    joined = keeper.handle(2.0, PeerJoined("bert.1", "bert.1"))
+    assert [("bert.1", Over("done"))] == [(each.peer, each.body) for each in joined]
+    assert [] == keeper.handle(3.0, PeerLost(PEER, "done"))
+    assert [Finish("done", "done")] == keeper.handle(4.0, PeerLost("bert.1", "done"))
+
+
+def test_a_stop_of_who_listens_ends_the_program(begun):
+    """All others finish first."""
+    keeper, _ = begun
+    [over] = keeper.handle(2.0, StopRequested("enough"))
+    assert over.body == Over("enough")
+    assert [Finish("stopped", "enough")] == keeper.handle(3.0, PeerLost(PEER, "gone"))
+
+
+def test_who_hears_that_it_is_over_finishes(begun):
+    """And tells those that it is linked with."""
+    keeper, _ = begun
+    over = MessageArrived(PEER, BULK, PEER, 1, 0, {PEER: 1}, Over("enough"), b"", "")
+    said = keeper.handle(2.0, over)
+    assert [Over("enough")] == [each.body for each in said if isinstance(each, Send)]
+    assert Finish("done", "enough") == said[-1]
+
+
+class Set(UserActor):
+    """Has settings."""
+
+    rate: float
+    names: list[str] = []
+    hidden = 3
+
+
+def test_settings_are_annotated_attributes():
+    """Others are refused by name; a list or dict of the class belongs to each actor alone."""
+    one, other = Set(rate=0.1), Set(rate=0.2)
+    one.names.append("x")
+    assert ([], 0.1, 0.2) == (other.names, one.rate, other.rate)
+    with pytest.raises(TypeError, match=r"Set: no attribute 'hidden' is annotated; there"):
+        Set(hidden=4)
+
+
+def test_an_actor_is_idle_while_nothing_is_computed(begun):
+    """A call that is under way makes it busy until its result has been handled."""
+    keeper, _ = begun
+    assert keeper.idle
+    keeper.handle(2.0, arrived(0, "in/3"))
+    assert not keeper.idle
+    keeper.handle(3.0, Returned(1, value=3))
+    assert keeper.idle
