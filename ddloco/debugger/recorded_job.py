@@ -6,6 +6,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
 from clocks import actor_of
 from ddloco.debugger.merge_history import Merge, MergeHistory, tokens_merged
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
@@ -14,7 +16,7 @@ from ddloco.job.protocol.effects import RunStep
 from ddloco.job.protocol.events import Started, StepFinished
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.status import Numbers
-from ddloco.replayer.recording import open_recording, program_in
+from ddloco.replayer.recording import open_recording, program_in, settings_of
 from ddloco.roles.job_program import JobProgram
 from ddloco.roles.resume import JobStartPoint, plan_of
 from ddloco.stage.files.toml import ConfigError
@@ -36,6 +38,10 @@ class RecordedJob(RecordedRun):
         self._merges: dict[str, list[Merge]] = {}
         self._histories: dict[str, Iterator[Merge]] = {}
         self._walked: dict[str, MergeHistory] = {}
+
+    def settings(self) -> dict[str, Any]:
+        """Return all settings, also those that say nothing and are left out of tapes."""
+        return settings_of(to_builtins(self.job))
 
     @property
     def syncers(self) -> list[str]:

@@ -15,7 +15,7 @@ from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.job.protocol.events import TENSOR_DIGEST_BYTES
 from ddloco.job.protocol.tape_facts import TASK
-from ddloco.replayer.recording import run_folder_of, settings_of
+from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.what_if import change_of
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.programs.program import SOURCE
@@ -451,7 +451,7 @@ def _pair(one: Mapping[str, str], other: Mapping[str, str], key: str) -> tuple[s
 
 
 def _settings(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:
-    mine, theirs = (settings_of(run.program.as_plain()) for run in (one, other))
+    mine, theirs = one.settings(), other.settings()
     for key in sorted({*mine, *theirs}):
         x, y = mine.get(key, "not set"), theirs.get(key, "not set")
         if x != y:
