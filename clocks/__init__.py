@@ -4,7 +4,7 @@ Uses only the standard library; every other package imports this one.
 """
 
 from clocks.actor_clock import INCARNATIONS_MAX as INCARNATIONS_MAX
-from clocks.actor_clock import RunningClock as RunningClock
+from clocks.actor_clock import ActorClock as ActorClock
 from clocks.causality import CausalityError as CausalityError
 from clocks.causality import Order as Order
 from clocks.causality import causal_sort as causal_sort

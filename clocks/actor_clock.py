@@ -29,7 +29,7 @@ _NO_READERS: dict[str, None] = {}
 
 
 @dataclass(slots=True, init=False, eq=False)
-class RunningClock:
+class ActorClock:
     """The clock of one incarnation.
 
     Args:

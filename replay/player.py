@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from clocks import RunningClock
+from clocks import ActorClock
 from replay import tape
 from replay.divergence import CONTEXT_EVENTS, Aspect, Divergence
 from replay.recorder import digest_effects
@@ -24,7 +24,7 @@ class Playable(Protocol):
     """An actor that handles events, live or in a replay."""
 
     @property
-    def clock(self) -> RunningClock:
+    def clock(self) -> ActorClock:
         """The clock as of the event handled last."""
         ...
 

@@ -36,7 +36,7 @@ class Cut(Struct, Generic[C, M], forbid_unknown_fields=True):
     """Channels that broke before their marker arrived, and why."""
 
 
-class Cuts(Struct, Generic[C, M], forbid_unknown_fields=True):
+class ChannelRecorder(Struct, Generic[C, M], forbid_unknown_fields=True):
     """The cuts of one participant.
 
     Attributes:
@@ -59,7 +59,7 @@ class Cuts(Struct, Generic[C, M], forbid_unknown_fields=True):
         initiator, number = split(snapshot)
         return self.newest.get(initiator, -1) < number
 
-    def inherit(self, former: "Cuts[C, M]") -> None:
+    def inherit(self, former: "ChannelRecorder[C, M]") -> None:
         """Take over the record of seen snapshots from an earlier instance."""
         self.newest = dict(former.newest)
 

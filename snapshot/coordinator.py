@@ -16,7 +16,7 @@ from clocks import VectorClock, actor_of, inconsistencies
 from snapshot.record import Part
 
 
-class Gathering(Struct, forbid_unknown_fields=True):
+class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
     """The parts of one snapshot; begun by ``new_gathering``.
 
     Attributes:
@@ -173,9 +173,9 @@ class Gathering(Struct, forbid_unknown_fields=True):
         return disagreement({who: part.clock for who, part in present.items()})
 
 
-def new_gathering(snapshot: str, initiator: str) -> Gathering:
+def new_gathering(snapshot: str, initiator: str) -> SnapshotCoordinator:
     """Begin to gather the parts of a snapshot."""
-    return Gathering(snapshot, initiator, {initiator: None})
+    return SnapshotCoordinator(snapshot, initiator, {initiator: None})
 
 
 def _ordered(names: Mapping[str, object]) -> list[str]:

@@ -34,7 +34,7 @@ NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 """Error numbers of file systems without hard links."""
 
 
-class LocalPlace:
+class LocalStorage:
     """A directory.
 
     Args:

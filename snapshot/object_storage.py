@@ -37,7 +37,7 @@ TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "creat
 """The names under which fsspec's file systems report the time of the last write."""
 
 
-class RemotePlace:
+class ObjectStorage:
     """A URL.
 
     Args:

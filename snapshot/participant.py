@@ -19,8 +19,8 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct, field
 
-from snapshot.channel_recorder import Cuts
-from snapshot.coordinator import Gathering, new_gathering
+from snapshot.channel_recorder import ChannelRecorder
+from snapshot.coordinator import SnapshotCoordinator, new_gathering
 from snapshot.record import CONTENTS, REASON_CHARS_MAX, Part, name_of
 
 M = TypeVar("M")
@@ -149,10 +149,10 @@ class Participant(Struct, Generic[M], forbid_unknown_fields=True):
 
     me: str
     lanes: tuple[str, ...]
-    cuts: Cuts[Channel, M] = field(default_factory=Cuts[Channel, M])
+    cuts: ChannelRecorder[Channel, M] = field(default_factory=ChannelRecorder[Channel, M])
     own: dict[str, Own] = {}
     towards: dict[str, str] = {}
-    gatherings: dict[str, Gathering] = {}
+    gatherings: dict[str, SnapshotCoordinator] = {}
     parted: dict[str, str] = {}
 
     @property
@@ -274,7 +274,7 @@ class Participant(Struct, Generic[M], forbid_unknown_fields=True):
         towards = self.towards.get(snapshot, "")
         return [Tell(towards, snapshot, part)] if towards else []
 
-    def _settle(self, gathering: Gathering) -> list[Ask[M]]:
+    def _settle(self, gathering: SnapshotCoordinator) -> list[Ask[M]]:
         if not gathering.whole:
             return []
         snapshot = gathering.snapshot

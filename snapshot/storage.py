@@ -177,12 +177,12 @@ def open_place(place: str | Path) -> Place:
     Raises:
         SnapshotError: there is no support for it; says what is missing.
     """
-    from snapshot.local_storage import LocalPlace  # noqa: PLC0415, it imports this
+    from snapshot.local_storage import LocalStorage  # noqa: PLC0415, it imports this
 
     if not is_url(place):
-        return LocalPlace(Path(place))
+        return LocalStorage(Path(place))
     if str(place).startswith("file://"):
-        return LocalPlace(Path(urlsplit(str(place)).path))
-    from snapshot.object_storage import RemotePlace  # noqa: PLC0415, fsspec is an extra
+        return LocalStorage(Path(urlsplit(str(place)).path))
+    from snapshot.object_storage import ObjectStorage  # noqa: PLC0415, fsspec is an extra
 
-    return RemotePlace(str(place))
+    return ObjectStorage(str(place))

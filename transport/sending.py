@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from clocks import RunningClock
+from clocks import ActorClock
 from transport.effects import Effect, Transmit
 from transport.events import MessageArrived
 from transport.flow_control import OWED_SHARE, WINDOW_MESSAGES, Waiting
@@ -21,7 +21,7 @@ class LinkSender(Struct, forbid_unknown_fields=True):
         handles: the actor's reference counts of arrays.
     """
 
-    clock: RunningClock
+    clock: ActorClock
     handles: Handles
 
     def pump(self, link: Link, lane: Lane) -> list[Effect]:

@@ -30,7 +30,7 @@ from ddloco.job.job_folder import check_place
 from ddloco.job.keys import keys_of
 from ddloco.job.protocol.compression import compressed_layout
 from ddloco.job.protocol.fragment_plan import FragmentPlan
-from ddloco.stage.arrays.shared_memory import MEMORY_FOLDER, Arena
+from ddloco.stage.arrays.shared_memory import MEMORY_FOLDER, SharedMemory
 from ddloco.stage.files.addresses import check_listen
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND, HELD
@@ -393,10 +393,10 @@ async def _try(job: Job, file: Path) -> Tried:
 
 
 @asynccontextmanager
-async def _worker(job: Job, file: Path) -> AsyncIterator[tuple[WorkerProcess, Arena]]:
+async def _worker(job: Job, file: Path) -> AsyncIterator[tuple[WorkerProcess, SharedMemory]]:
     pinned = pinned_file(file.parent / SOURCE, job.job.task)
     worker = job.worker_of(job.learner_names()[0])
-    with closing(Arena()) as arena:
+    with closing(SharedMemory()) as arena:
         async with open_worker("doctor.1", arena, worker, pinned=pinned) as process:
             yield process, arena
 

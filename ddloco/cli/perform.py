@@ -24,7 +24,7 @@ from ddloco.stage.files.addresses import check_dial
 from ddloco.stage.files.run_folder import JOB_FILE, next_folder, open_folder
 from ddloco.stage.files.toml import ConfigError, read_toml
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
-from ddloco.stage.nodes.node import Hosted
+from ddloco.stage.nodes.node import HostedActor
 from ddloco.stage.nodes.serve import Terms, check_bind, serve_role, write_address
 from ddloco.stage.nodes.single_process import ANY_PORT, Cluster
 from ddloco.stage.nodes.subprocesses import Processes
@@ -201,7 +201,7 @@ async def _run(
     return outcome.finishes
 
 
-async def _waiting(addresses: Mapping[str, str], hosted: Hosted) -> None:
+async def _waiting(addresses: Mapping[str, str], hosted: HostedActor) -> None:
     await tell_waiting(hosted, peers_of(hosted.program, hosted.name, addresses))
 
 
@@ -226,12 +226,12 @@ class _Here:
         with_parent: bool,
     ) -> None:
         self._loaded, self._folder = loaded, folder
-        order = [*loaded.listeners, *loaded.followers]
+        order = [*loaded.listeners, *loaded.names]
         self._names = sorted(names, key=order.index)
         self._addresses = dict(at)
         self._with_parent = with_parent
         self._console = SafeConsole()
-        self._hosted: dict[str, Hosted] = {}
+        self._hosted: dict[str, HostedActor] = {}
         self._scopes = {name: trio.CancelScope() for name in names}
         self.finishes: dict[str, Finish] = {}
 
@@ -276,7 +276,7 @@ class _Here:
         if not listens:
             task_status.started()
 
-    async def _show(self, hosted: Hosted) -> None:
+    async def _show(self, hosted: HostedActor) -> None:
         self._hosted[hosted.name] = hosted
         if not self._with_parent:
             await follow(self._folder, hosted.name, self._console)

@@ -21,7 +21,7 @@ from ddloco.stage.files.addresses import check_advertise, check_dial
 from ddloco.stage.files.run_folder import LOSS_FILE, folders_to_make, open_folder, remove_unused
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
-from ddloco.stage.nodes.node import Hosted
+from ddloco.stage.nodes.node import HostedActor
 from ddloco.stage.nodes.serve import Terms, check_bind, serve_role
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.malloc import keep_freed_memory
@@ -75,7 +75,7 @@ def learner(given: argparse.Namespace) -> int:
 def _terms(given: argparse.Namespace) -> Terms:
     """How an actor of a job runs in this process."""
 
-    async def show(hosted: Hosted) -> None:
+    async def show(hosted: HostedActor) -> None:
         await follow(hosted.folder, hosted.name, SafeConsole())
 
     return Terms(

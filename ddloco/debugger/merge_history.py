@@ -15,7 +15,7 @@ from clocks import actor_of
 from ddloco.job.protocol.events import FragmentMerged
 from ddloco.job.protocol.messages import Contribution
 from ddloco.job.protocol.status import Numbers
-from ddloco.machines.data_parallel.coordinator import Averager
+from ddloco.machines.data_parallel.coordinator import Coordinator
 from ddloco.machines.syncer.accounts import LATE, mean_tokens
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.pacing import Waiting
@@ -203,7 +203,7 @@ class MergeHistory:
         for step in self._stepper.steps():
             at, machine = step.at, self._stepper.actor.machine
             yield from self._see(step)
-        if isinstance(machine, Syncer | Averager):
+        if isinstance(machine, Syncer | Coordinator):
             self.numbers = machine.numbers(at)
 
     def _begin(self) -> None:

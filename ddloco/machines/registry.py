@@ -6,7 +6,7 @@ from clocks import actor_of
 from ddloco.job.config import DATA_PARALLEL, Job
 from ddloco.job.protocol.effects import Asked
 from ddloco.job.protocol.messages import JobBody
-from ddloco.machines.data_parallel.coordinator import Averager
+from ddloco.machines.data_parallel.coordinator import Coordinator
 from ddloco.machines.data_parallel.replica import Replica
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
@@ -23,7 +23,7 @@ def machine_for(job: Job, incarnation: str) -> Machine:
     """
     syncs = actor_of(incarnation) in job.syncer_names()
     if job.job.method in DATA_PARALLEL:
-        return Averager(job) if syncs else Replica(job)
+        return Coordinator(job) if syncs else Replica(job)
     return Syncer(job) if syncs else Learner(job)
 
 

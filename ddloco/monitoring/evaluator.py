@@ -14,7 +14,7 @@ import trio
 
 from ddloco.job.config import Job
 from ddloco.job.protocol.fragment_plan import FragmentPlan, wire_layout
-from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.entry_point import pinned_file
 from ddloco.workers import rpc
@@ -27,7 +27,7 @@ Scored = Callable[[int, float, dict[str, float]], None]
 """Called with a global step, and the held-out loss and the other metrics of its model."""
 
 
-class Scorer:
+class Evaluator:
     """Assembles models from global fragments and has them evaluated.
 
     Args:
@@ -43,7 +43,7 @@ class Scorer:
         self,
         source: Path,
         plan: FragmentPlan,
-        arena: Arena,
+        arena: SharedMemory,
         score: Callable[[rpc.Span], Awaitable[rpc.Scored]],
         scored: Scored,
         *,
@@ -136,7 +136,7 @@ class Scorer:
 @asynccontextmanager
 async def open_scorer(
     job: Job, source: Path, scored: Scored, best: Path | None = None
-) -> AsyncIterator[Scorer]:
+) -> AsyncIterator[Evaluator]:
     """Open a scorer with a worker process that has loaded the job's task; the caller must ``run``
     it.
 
@@ -144,7 +144,7 @@ async def open_scorer(
         WorkerRequestError: the task cannot be used.
         WorkerDiedError: the process ended.
     """
-    with closing(Arena()) as arena:
+    with closing(SharedMemory()) as arena:
         pinned = pinned_file(source.parent / SOURCE, job.job.task)
         async with open_worker("observer.1", arena, job.worker, pinned=pinned) as process:
             plan = await _prepare(job, process)
@@ -152,7 +152,7 @@ async def open_scorer(
             async def score(span: rpc.Span) -> rpc.Scored:
                 return await process.expect(rpc.Score(span), rpc.Scored)
 
-            yield Scorer(source, plan, arena, score, scored, best=best)
+            yield Evaluator(source, plan, arena, score, scored, best=best)
 
 
 async def _prepare(job: Job, process: WorkerProcess) -> FragmentPlan:

@@ -20,7 +20,7 @@ from ddloco.stage.process.terminal import one_line
 
 if TYPE_CHECKING:
     from ddloco.job.config import Job
-    from ddloco.monitoring.evaluator import Scored, Scorer
+    from ddloco.monitoring.evaluator import Evaluator, Scored
     from ddloco.monitoring.metrics import Lines, Metrics
 
 REDRAW_S = 1.0
@@ -219,7 +219,9 @@ async def _follow(
 
 
 @asynccontextmanager
-async def _scoring(evaluate: "Evaluate | None", scored: "Scored") -> "AsyncIterator[Scorer | None]":
+async def _scoring(
+    evaluate: "Evaluate | None", scored: "Scored"
+) -> "AsyncIterator[Evaluator | None]":
     """A running scorer, if wanted; on exit it finishes the newest model."""
     if evaluate is None:
         yield None

@@ -37,8 +37,8 @@ from ddloco.replayer.tape_runner import Mismatch
 from ddloco.replayer.what_if import WhatIf
 from ddloco.stage.actors.effects import CaptureState, Work
 from ddloco.stage.actors.events import WorkResult
-from ddloco.stage.arrays.array_table import Arrays
-from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.arrays.array_table import ArrayTable
+from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.driver.snapshot_sink import DigestSink
 from ddloco.stage.process.entry_point import pinned_file
 from ddloco.workers import rpc
@@ -70,7 +70,7 @@ class JobExecutor:
     started: Started
     job: Job
     executor: WorkExecutor | SimulatedWorkExecutor
-    arrays: Arrays
+    arrays: ArrayTable
     history: FragmentHistory
     change: WhatIf | None
     report: Report
@@ -236,7 +236,7 @@ async def open_executor(
     change: WhatIf | None,
     recorded: Mapping[str, str] | None = None,
     turns: Path | None = None,
-) -> AsyncIterator[tuple[WorkExecutor, Arrays, rpc.Prepared]]:
+) -> AsyncIterator[tuple[WorkExecutor, ArrayTable, rpc.Prepared]]:
     """Open the worker process of a tape's actor, and have it load the task.
 
     Args:
@@ -252,8 +252,8 @@ async def open_executor(
     Raises:
         WorkerRequestError: the task cannot be used.
     """
-    with closing(Arena()) as arena:
-        name, arrays = each.incarnation, Arrays(arena)
+    with closing(SharedMemory()) as arena:
+        name, arrays = each.incarnation, ArrayTable(arena)
         # Of a job whose task is not believed, neither is its [worker] env.
         worker = job.worker_of(actor_of(name)) if task == job.job.task else Worker()
         pinned = pinned_file(run_folder_of(each.path) / SOURCE, task)

@@ -20,7 +20,7 @@ from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.replayer.what_if import change_of
 from ddloco.roles.resume import OWN_STATE, JobStart, JobStartPoint, read_job_start_point
 from ddloco.stage.actors.actor import new_actor
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import place_and_id
 from ddloco.stage.process.code_version import code_version
 from ddloco.workers import rpc
@@ -101,7 +101,7 @@ class JobTapes:
             if is_simulated(each.header):
                 assert start is None, "simulated jobs have no store"
                 memory = self._memories.setdefault(name, FragmentMemory())
-                arrays = Arrays()
+                arrays = ArrayTable()
                 executor = SimulatedWorkExecutor(job, each.header, arrays, memory)
                 prepared = await executor.prepare()
             else:
@@ -140,7 +140,7 @@ class JobTapes:
         each: Tape,
         start: JobStart,
         executor: WorkExecutor,
-        arrays: Arrays,
+        arrays: ArrayTable,
         history: FragmentHistory,
     ) -> None:
         """Continue with an actor's state in the snapshot that the replay begins with."""
@@ -151,7 +151,7 @@ class JobTapes:
         else:
             history.bring()
 
-    def _own_state(self, each: Tape, executor: WorkExecutor, arrays: Arrays) -> OwnState | None:
+    def _own_state(self, each: Tape, executor: WorkExecutor, arrays: ArrayTable) -> OwnState | None:
         """What a learner that came back alone had of a snapshot."""
         said = each.header.facts.get(OWN_STATE)
         if said is None:

@@ -15,7 +15,7 @@ from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import Computed, WorkResult
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import Start, StartPoint
 from ddloco.stage.driver.snapshot_sink import DigestSink
 from ddloco.stage.files.run_folder import SNAPSHOTS
@@ -81,7 +81,7 @@ class ProgramTapes:
         ):
             self.warn(difference)
         start = self.start_point.start(incarnation) if self.start_point is not None else None
-        arrays = Arrays()
+        arrays = ArrayTable()
         actor = new_actor(incarnation, role.machine())
         if start is not None:
             start.lay_out(arrays)
@@ -104,7 +104,7 @@ class ProgramExecutor:
     """
 
     executor: ComputationExecutor
-    arrays: Arrays
+    arrays: ArrayTable
 
     def begin(self, work: Work) -> Awaitable[WorkResult] | None:
         """Begin a piece of work; None if an array that it reads is missing."""

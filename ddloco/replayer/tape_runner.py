@@ -12,7 +12,7 @@ from ddloco.replayer.replay_state import ReplayState
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import WorkResult
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import Start
 from replay import Divergence, Player, tape
 from transport import Effect, Free, Transmit
@@ -34,7 +34,7 @@ class ReplayExecutor(Protocol):
     """Does the work of one actor again."""
 
     @property
-    def arrays(self) -> Arrays:
+    def arrays(self) -> ArrayTable:
         """The actor's arrays, by handle."""
         ...
 
@@ -159,7 +159,7 @@ class TapeRunner:
         return self.player.tape.incarnation
 
     @property
-    def arrays(self) -> Arrays:
+    def arrays(self) -> ArrayTable:
         """The actor's arrays, by handle."""
         return self.pending.executor.arrays
 

@@ -31,14 +31,14 @@ from ddloco.roles.resume import (
 from ddloco.stage.actors.actor import Actor, new_actor
 from ddloco.stage.actors.effects import Finish, Work
 from ddloco.stage.actors.events import WorkResult
-from ddloco.stage.arrays.array_table import Arrays
-from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.arrays.array_table import ArrayTable
+from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.driver.driver import Arrived, Executor
 from ddloco.stage.files.faults import SYNCER, Faults
 from ddloco.stage.files.run_folder import JOB_FILE, KEPT, TAPES, TRACEBACKS, run_of
 from ddloco.stage.files.settings import SnapshotTable, TapeTable
 from ddloco.stage.files.toml import ConfigError
-from ddloco.stage.nodes.node import Hosted, OpenedActor
+from ddloco.stage.nodes.node import HostedActor, OpenedActor
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.entry_point import pinned_file
 from ddloco.stage.process.errors import raised_at, said_of
@@ -231,14 +231,14 @@ class JobProgram(Runnable):
         return Finish(finish.status, f"{reason}; traceback in {traceback}" if traceback else reason)
 
     @asynccontextmanager
-    async def open(self, hosted: Hosted) -> AsyncIterator[OpenedActor | None]:
+    async def open(self, hosted: HostedActor) -> AsyncIterator[OpenedActor | None]:
         """Open everything that the actor needs, the worker process first."""
         folder, name = hosted.folder, hosted.name
-        with closing(Arena()) as arena:
+        with closing(SharedMemory()) as arena:
             pinned = pinned_file(folder / SOURCE, self.job.job.task)
             worker = self.job.worker_of(name)
             async with open_worker(hosted.incarnation, arena, worker, pinned=pinned) as process:
-                arrays = Arrays(arena)
+                arrays = ArrayTable(arena)
                 process.show_trace = partial(_show_trace, process.show_trace, hosted)
                 keep = await trio.to_thread.run_sync(self._open_keep, folder, name)
                 executor = WorkExecutor(
@@ -271,9 +271,9 @@ class JobProgram(Runnable):
 
     async def _opened(
         self,
-        hosted: Hosted,
+        hosted: HostedActor,
         executor: WorkExecutor,
-        arrays: Arrays,
+        arrays: ArrayTable,
         prepared: rpc.Prepared,
         keep: FragmentFolder,
     ) -> OpenedActor:
@@ -300,9 +300,9 @@ class JobProgram(Runnable):
 
     async def _begin(
         self,
-        hosted: Hosted,
+        hosted: HostedActor,
         executor: WorkExecutor,
-        arrays: Arrays,
+        arrays: ArrayTable,
         prepared: rpc.Prepared,
         keep: FragmentFolder,
     ) -> tuple[Actor, Event, Sequence[Arrived | Event]]:
@@ -318,7 +318,7 @@ class JobProgram(Runnable):
         await trio.to_thread.run_sync(start.keep, arrays, keep)
         return start.actor, *start_point.first(start, job.names(), job.id, keep.run)
 
-    def _facts(self, hosted: Hosted) -> dict[str, Any]:
+    def _facts(self, hosted: HostedActor) -> dict[str, Any]:
         """What only the host knows of a running actor."""
         size = bytes_of(hosted.folder / TAPES, hosted.incarnation)
         job: dict[str, Any] = {"name": self.job.job.name, "steps": self.job.job.steps}
@@ -328,7 +328,7 @@ class JobProgram(Runnable):
         return {**job, "quorum": self.job.sync.quorum, "tape_bytes": size}
 
 
-async def _attending(hosted: Hosted, make_ready: Callable[[], Awaitable[rpc.Prepared]]) -> Any:
+async def _attending(hosted: HostedActor, make_ready: Callable[[], Awaitable[rpc.Prepared]]) -> Any:
     """Prepare the actor, and serve the lanes below its driver meanwhile."""
     if not isinstance(hosted.endpoint, SideChannel):
         return await make_ready()
@@ -340,7 +340,7 @@ async def _attending(hosted: Hosted, make_ready: Callable[[], Awaitable[rpc.Prep
 
 
 def _own_state(
-    own: JobStartPoint | None, executor: WorkExecutor, arrays: Arrays
+    own: JobStartPoint | None, executor: WorkExecutor, arrays: ArrayTable
 ) -> OwnState | None:
     if own is None:
         return None
@@ -348,7 +348,9 @@ def _own_state(
     return start.bring(executor, arrays, own.snapshot)
 
 
-def _show_trace(show: Callable[[rpc.Failed], None], hosted: Hosted, failed: rpc.Failed) -> None:
+def _show_trace(
+    show: Callable[[rpc.Failed], None], hosted: HostedActor, failed: rpc.Failed
+) -> None:
     """Report an exception of user code on the screen, in the log and in a file."""
     show(failed)
     hosted.log.observe("task raised", 0.0, 0, {"traceback": failed.trace})

@@ -15,7 +15,7 @@ from ddloco.job.config import Job
 from ddloco.job.protocol.status import Status, status_from
 from ddloco.monitoring.live_display import LOSSES, Board
 from ddloco.stage.files.run_folder import LOSS_FILE
-from ddloco.stage.nodes.node import Hosted
+from ddloco.stage.nodes.node import HostedActor
 from ddloco.stage.process.log_tail import LogTail
 
 NOTE_S, NOTE_SHARE = (1.0, 10.0), 1 / 30
@@ -38,7 +38,7 @@ class LossLog:
         self._noted: dict[str, int] = {}
         """The step of each learner whose loss was logged last."""
 
-    async def run(self, hosted: Hosted) -> None:
+    async def run(self, hosted: HostedActor) -> None:
         """Log the losses that a syncer hears until cancelled."""
         began, (least, most) = trio.current_time(), NOTE_S
         while True:
@@ -47,7 +47,7 @@ class LossLog:
             self.note(hosted)
             await trio.to_thread.run_sync(self._read)
 
-    def note(self, hosted: Hosted) -> None:
+    def note(self, hosted: HostedActor) -> None:
         """Log the losses of the learners that have done a step since the last time."""
         driver = hosted.driver
         if driver is None:

@@ -16,13 +16,13 @@ from ddloco.job.job_folder import run_of_place
 from ddloco.job.protocol.effects import RunStep
 from ddloco.job.protocol.events import Kept, OwnState
 from ddloco.job.protocol.fragment_plan import FragmentPlan
-from ddloco.machines.data_parallel.coordinator import Averager
+from ddloco.machines.data_parallel.coordinator import Coordinator
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.registry import states_for
 from ddloco.machines.syncer.global_fragments import WIRE, names
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.stage.actors.actor import Actor
-from ddloco.stage.arrays.array_table import Arrays, HostCopy, Stored
+from ddloco.stage.arrays.array_table import ArrayTable, HostCopy, Stored
 from ddloco.stage.driver import resume
 from ddloco.stage.driver.resume import (
     Start,
@@ -80,7 +80,7 @@ class JobStart(Start):
     worker: Bytes | None
     last: rpc.Trained | None
 
-    async def take_up(self, executor: WorkExecutor, arrays: Arrays) -> None:
+    async def take_up(self, executor: WorkExecutor, arrays: ArrayTable) -> None:
         """Put all arrays under the handles that the actor's machine knows.
 
         Raises:
@@ -116,7 +116,7 @@ class JobStart(Start):
         if isinstance(machine, Syncer) and machine.rounds is not None:
             machine.rounds.globals.lag = job.sync.lag
 
-    def keep(self, arrays: Arrays, keep: FragmentStore) -> None:
+    def keep(self, arrays: ArrayTable, keep: FragmentStore) -> None:
         """Store the merges of the snapshot, from which a restarted syncer would continue."""
         machine: Any = self.actor.machine
         rounds = machine.rounds if isinstance(machine, Syncer) else None
@@ -127,7 +127,7 @@ class JobStart(Start):
             kept = Kept(fragment, version, spent, batches, digest, tokens)
             keep.put(StoredFragment(kept, flat, velocity))
 
-    def bring(self, executor: WorkExecutor, arrays: Arrays, snapshot: str) -> OwnState:
+    def bring(self, executor: WorkExecutor, arrays: ArrayTable, snapshot: str) -> OwnState:
         """Store a learner's state for its next incarnation, in a job that went on without it.
 
         Raises:
@@ -178,7 +178,7 @@ def plan_of(machine: Any) -> FragmentPlan | None:
     """The plan of a machine of a job; None before its start."""
     if isinstance(machine, Syncer):
         return machine.place.plan if machine.place is not None else None
-    return machine.plan if isinstance(machine, Learner | Averager) else None
+    return machine.plan if isinstance(machine, Learner | Coordinator) else None
 
 
 NAME_CHARS_MAX = 80
@@ -207,7 +207,7 @@ def _trained(store: Store, digest: str) -> rpc.Trained | None:
     return fitting(rpc.decode_answer(data), rpc.Trained) if data else None
 
 
-def stored_from(tensors: Tensors, plan: FragmentPlan, handle: str, arrays: Arrays) -> Stored:
+def stored_from(tensors: Tensors, plan: FragmentPlan, handle: str, arrays: ArrayTable) -> Stored:
     """An array in the form in which it was held, from its tensors in the snapshot. The handle says
     which form that is; names of tensors may be any text.
 

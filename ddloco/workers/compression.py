@@ -14,7 +14,7 @@ import xxhash
 from ddloco.job.config import Job
 from ddloco.job.protocol.effects import EncodeFragment, MergeFragment, Share
 from ddloco.machines.outer.merge import Contribution, Segment
-from ddloco.stage.arrays.array_table import F32, Arrays, HostCopy
+from ddloco.stage.arrays.array_table import F32, ArrayTable, HostCopy
 from ddloco.workers.layout import Layouts
 from transport import Bytes, Payload
 
@@ -38,7 +38,7 @@ class FragmentCompression:
         arrays: the actor's arrays.
     """
 
-    def __init__(self, job: Job, name: str, layouts: Layouts, arrays: Arrays) -> None:
+    def __init__(self, job: Job, name: str, layouts: Layouts, arrays: ArrayTable) -> None:
         self._job = job
         self._name = name
         self._settings = job.compress

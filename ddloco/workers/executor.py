@@ -49,8 +49,8 @@ from ddloco.machines.outer.outlier_test import OutlierTest
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
 from ddloco.stage.actors.events import WorkFailed, WorkResult
-from ddloco.stage.arrays.array_table import F32, Arrays, HostCopy
-from ddloco.stage.arrays.shared_memory import Arena, Region
+from ddloco.stage.arrays.array_table import F32, ArrayTable, HostCopy
+from ddloco.stage.arrays.shared_memory import Region, SharedMemory
 from ddloco.stage.driver.snapshot_sink import SnapshotSink
 from ddloco.stage.process.errors import said_of
 from ddloco.workers import rpc
@@ -60,8 +60,8 @@ from ddloco.workers.fragment_store import FragmentStore, FragmentStoreError, Sto
 from ddloco.workers.layout import Layouts
 from ddloco.workers.merge_kernel import merge_kernel
 from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError, fitting
-from ddloco.workers.snapshot_work import CaptureWork
-from ddloco.workers.state_transfer import StateWork
+from ddloco.workers.snapshot_work import SnapshotWork
+from ddloco.workers.state_transfer import StateTransfer
 from snapshot import save_tensors
 from transport import DTYPES, Payload
 
@@ -98,7 +98,7 @@ class WorkExecutor:
         self,
         job: Job,
         incarnation: str,
-        arrays: Arrays,
+        arrays: ArrayTable,
         process: WorkerProcess,
         *,
         folder: Path,
@@ -124,10 +124,10 @@ class WorkExecutor:
         self._layouts: Layouts | None = None
         self._compression: FragmentCompression | None = None
         self._outer_at = outer_at if outer_at is not None else lambda _: job.outer
-        self.state = StateWork(arrays, process)
+        self.state = StateTransfer(arrays, process)
         parallel = job.job.method in DATA_PARALLEL
         refuses = f"{job.job.method} jobs take no snapshots" if parallel else ""
-        self.capture = CaptureWork(arrays, process, sink, refuses)
+        self.capture = SnapshotWork(arrays, process, sink, refuses)
 
     async def prepare(self) -> rpc.Prepared:
         """Have the worker load the task; returns the parameters' leaves and the fingerprint.
@@ -473,7 +473,7 @@ class WorkExecutor:
         return ModelSaved(work.work, await _in_thread(save))
 
     @property
-    def _arena(self) -> Arena:
+    def _arena(self) -> SharedMemory:
         return self._arrays.shared
 
 

@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from clocks import MonotonicTime
 from ddloco.job.config import Job
-from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.files.run_folder import LOG_FILE
 from ddloco.stage.process.entry_point import pinned_file
 from ddloco.stage.process.log import ActorLog
@@ -35,7 +35,7 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
     async with AsyncExitStack() as stack:
         log = ActorLog(folder / LOG_FILE, job.job.method, time.began)
         stack.enter_context(closing(log))
-        arena = stack.enter_context(closing(Arena()))
+        arena = stack.enter_context(closing(SharedMemory()))
         pinned = pinned_file(folder / SOURCE, job.job.task)
         opened = open_worker(job.job.method, arena, job.worker, pinned=pinned)
         process = await stack.enter_async_context(opened)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import trio
 
 from ddloco.job.config import Worker
-from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.workers import rpc
 from ddloco.workers.environment import worker_environment
 from ddloco.workers.fork_protocol import Fork
@@ -196,7 +196,7 @@ def _print_trace(failed: rpc.Failed) -> None:
 @contextlib.asynccontextmanager
 async def open_worker(
     name: str,
-    arena: Arena,
+    arena: SharedMemory,
     worker: Worker,
     recorded: Mapping[str, str] | None = None,
     pinned: Path | None = None,

@@ -17,7 +17,7 @@ from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.machines.syncer.global_fragments import WIRE
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState
 from ddloco.stage.actors.events import Captured, WorkFailed
-from ddloco.stage.arrays.array_table import F32, Arrays, HostCopy
+from ddloco.stage.arrays.array_table import F32, ArrayTable, HostCopy
 from ddloco.stage.arrays.shared_memory import Region
 from ddloco.stage.driver.snapshot_sink import SnapshotSink
 from ddloco.stage.driver.snapshot_writer import Capture, Held, Tensors, payload_tensors
@@ -43,7 +43,7 @@ LAST = "last"
 """The result of the worker's last step."""
 
 
-class CaptureWork(Capture):
+class SnapshotWork(Capture):
     """Writes the parts of one actor.
 
     Args:
@@ -59,7 +59,7 @@ class CaptureWork(Capture):
     """
 
     def __init__(
-        self, arrays: Arrays, process: WorkerProcess, sink: SnapshotSink, refuses: str = ""
+        self, arrays: ArrayTable, process: WorkerProcess, sink: SnapshotSink, refuses: str = ""
     ) -> None:
         super().__init__(arrays, sink)
         self.nbytes = 0

@@ -8,14 +8,14 @@ import xxhash
 from ddloco.job.protocol.effects import CopyState, EncodePiece, InstallState
 from ddloco.job.protocol.events import PieceEncoded, StateCopied, StateInstalled
 from ddloco.job.protocol.state_layout import PIECE_BYTES, TENSOR, piece_slice, pieces_of
-from ddloco.stage.arrays.array_table import Arrays, HostCopy
+from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
 from ddloco.stage.arrays.shared_memory import Region
 from ddloco.workers import rpc
 from ddloco.workers.process import WorkerProcess, WorkerRequestError
 from transport import Bytes, Payload, Pieces, aligned, describe
 
 
-class StateWork:
+class StateTransfer:
     """Transfers the state of one actor.
 
     Args:
@@ -28,7 +28,7 @@ class StateWork:
         piece_bytes: size of one piece of it.
     """
 
-    def __init__(self, arrays: Arrays, process: WorkerProcess) -> None:
+    def __init__(self, arrays: ArrayTable, process: WorkerProcess) -> None:
         self.nbytes = 0
         self.piece_bytes = PIECE_BYTES
         self._arrays = arrays

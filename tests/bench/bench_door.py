@@ -51,7 +51,7 @@ from ddloco.job.protocol.messages import JobBody
 from ddloco.job.protocol.validation import admission
 from ddloco.machines.registry import machine_for
 from ddloco.stage.actors.actor import new_actor
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import Arrived, Driver
 from ddloco.stage.process.log import ActorLog
 from replay import Header, Recorder, TapeWriter
@@ -163,7 +163,7 @@ def _compare(
 
 def _push(job: Job, incarnation: str, arrivals: list[Came], recorder: Recorder) -> list[int]:
     """Nanoseconds that each arrival took."""
-    time, arrays, null = FixedTime(), Arrays(), Null()
+    time, arrays, null = FixedTime(), ArrayTable(), Null()
     driver = make_driver(job, incarnation, null, arrays, recorder, time)
     driver._nursery = null
     took: list[int] = []
@@ -181,7 +181,7 @@ def _push(job: Job, incarnation: str, arrivals: list[Came], recorder: Recorder) 
 
 
 def make_driver(
-    job: Job, incarnation: str, endpoint: Any, arrays: Arrays, recorder: Recorder, time: Any
+    job: Job, incarnation: str, endpoint: Any, arrays: ArrayTable, recorder: Recorder, time: Any
 ) -> Driver:
     """A driver as ``host`` makes it, but for its endpoint, its executor and its log."""
     executor: Any = Null()
@@ -208,7 +208,7 @@ class Node:
 
     def __init__(self, world: "World", incarnation: str) -> None:
         self.world, self.incarnation = world, incarnation
-        self.time, self.arrays = FixedTime(), Arrays()
+        self.time, self.arrays = FixedTime(), ArrayTable()
         self.arrivals: list[Came] = []
         self.driver = make_driver(
             world.job, incarnation, self, self.arrays, Recorder(None), self.time

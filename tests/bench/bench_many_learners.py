@@ -37,7 +37,7 @@ from ddloco.job.protocol.validation import admission
 from ddloco.machines.registry import machine_for
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.events import WorkFailed
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import Driver
 from ddloco.stage.driver.endpoints import dial, new_endpoint
 from replay import Recorder
@@ -178,7 +178,7 @@ class Stub:
         step_s: the duration of a step, in seconds.
     """
 
-    def __init__(self, plan: Any, arrays: Arrays, step_s: float) -> None:
+    def __init__(self, plan: Any, arrays: ArrayTable, step_s: float) -> None:
         self._plan, self._arrays, self._step_s = plan, arrays, step_s
         self._newest: dict[int, Any] = {}
 
@@ -216,7 +216,7 @@ def serve_learners(
         async with open_context() as context, trio.open_nursery() as nursery:
             endpoints = []
             for name in names:
-                who, arrays = f"{name}.1", Arrays()
+                who, arrays = f"{name}.1", ArrayTable()
                 endpoint = new_endpoint(context)
                 await dial(endpoint, SYNCER, address, who)
                 endpoints.append(endpoint)

@@ -30,8 +30,8 @@ from ddloco.job.protocol.effects import (
 )
 from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, JobBody
-from ddloco.stage.arrays.array_table import Arrays, HostCopy
-from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
+from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.process.malloc import keep_freed_memory
 from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentHistory
@@ -80,7 +80,7 @@ def make_plan(nbytes: int) -> FragmentPlan:
 
 
 def make_executor(
-    incarnation: str, arrays: Arrays, plan: FragmentPlan, form: str = WHOLE
+    incarnation: str, arrays: ArrayTable, plan: FragmentPlan, form: str = WHOLE
 ) -> WorkExecutor:
     """The product's own, without a JAX process, which these kinds of work don't need."""
     settings = {
@@ -131,7 +131,7 @@ class Hub:
     def __init__(self, endpoint: Any, nbytes: int, form: str, nursery: trio.Nursery) -> None:
         self._plan = make_plan(nbytes)
         self._compresses = form != WHOLE
-        self._arrays = Arrays(Arena())
+        self._arrays = ArrayTable(SharedMemory())
         self._executor = make_executor("syncer.1", self._arrays, self._plan, form)
         self._sender = Sender(endpoint, LISTENER)
         self._assemblers: dict[str, Assembler[Any]] = {}
@@ -220,7 +220,7 @@ class BenchLearner:
     """
 
     def __init__(self, nbytes: int, form: str, incarnation: str) -> None:
-        self.arrays = Arrays(Arena())
+        self.arrays = ArrayTable(SharedMemory())
         self._plan = make_plan(nbytes)
         self._compresses = form != WHOLE
         self._executor = make_executor(incarnation, self.arrays, self._plan, form)

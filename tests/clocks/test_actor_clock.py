@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clocks import RunningClock, VectorClock
+from clocks import ActorClock, VectorClock
 
 ME = "me.1"
 NAMES = ["a.1", "a.2", "b.1", "c.1"]
@@ -49,7 +49,7 @@ class Model:
 @given(stories_st)
 def test_it_is_the_vector_clock_in_place(story):
     """Entries, number, length and what is learned are those of a vector clock, event for event."""
-    clock, model = RunningClock(ME), Model()
+    clock, model = ActorClock(ME), Model()
     for verb, *arguments in story:
         expected = getattr(model, verb)(*arguments)
         assert getattr(clock, verb)(*arguments) == expected
@@ -63,7 +63,7 @@ def test_it_is_the_vector_clock_in_place(story):
 @given(stories_st)
 def test_a_delta_is_what_changed_since(story):
     """From any event on: what a vector clock says has changed, and always one's own entry."""
-    clock, model = RunningClock(ME), Model()
+    clock, model = ActorClock(ME), Model()
     for verb, *arguments in story:
         getattr(clock, verb)(*arguments)
         getattr(model, verb)(*arguments)
@@ -77,7 +77,7 @@ def test_a_delta_is_what_changed_since(story):
 def test_deltas_teach_everything(story):
     """A reader of every delta, which itself supplied what is left out of them, knows all
     entries."""
-    clock, told = RunningClock(ME), 0
+    clock, told = ActorClock(ME), 0
     heard, mine = VectorClock(), VectorClock()
     for verb, *arguments in story:
         if verb != "tick":
@@ -92,21 +92,21 @@ def test_deltas_teach_everything(story):
 
 def test_ones_own_entry_is_the_number_of_events():
     """A false message about oneself moves nothing, and teaches nothing."""
-    clock = RunningClock(ME)
+    clock = ActorClock(ME)
     assert clock.tick({ME: 99}) == {}
     assert (clock.number, clock.wire()) == (1, {ME: 1})
 
 
 def test_before_the_first_event_there_is_nothing():
     """A new clock has no entries; the delta of nothing is nothing but one's own count."""
-    clock = RunningClock(ME)
+    clock = ActorClock(ME)
     assert (len(clock), clock["a.1"], clock.others()) == (0, 0, [])
     assert clock.since(0) == {ME: 0}
 
 
 def test_what_is_forgotten_is_not_told():
     """It is in no delta any more, and is learned again if a message names it again."""
-    clock = RunningClock(ME)
+    clock = ActorClock(ME)
     clock.tick({"a.1": 3, "b.1": 1}, "x")
     clock.forget(["a.1", "nobody.1"])
     assert clock.since(0) == {ME: 1, "b.1": 1}
@@ -117,7 +117,7 @@ def test_what_is_forgotten_is_not_told():
 def test_a_delta_of_nothing_looks_at_nothing():
     """A peer that knows everything gets only the actor's own count, however many entries there
     are."""
-    clock = RunningClock(ME)
+    clock = ActorClock(ME)
     clock.tick({f"n{index}.1": 1 for index in range(1000)}, "x")
     clock.tick()
     clock._names = None
@@ -127,7 +127,7 @@ def test_a_delta_of_nothing_looks_at_nothing():
 
 def test_all_who_were_told_with_one_event_are_told_the_same():
     """It is computed once for an event, and again after the next event or a forgotten name."""
-    clock = RunningClock(ME)
+    clock = ActorClock(ME)
     for name in ("a.1", "b.1", "c.1"):
         clock.tick({name: 1}, name)
     said = clock.since(1, "a.1")
@@ -144,7 +144,7 @@ def test_all_who_were_told_with_one_event_are_told_the_same():
 
 def test_all_between_whom_nothing_changed_are_told_the_same():
     """Peers that were last told at different events get one delta if nothing changed since."""
-    clock = RunningClock(ME)
+    clock = ActorClock(ME)
     clock.tick({"a.1": 1}, "a.1")
     for _ in range(9):
         clock.tick()
@@ -157,7 +157,7 @@ def test_all_between_whom_nothing_changed_are_told_the_same():
 
 def test_a_delta_is_in_the_order_of_names_whatever_came_first():
     """Both sides of a link remember the same order."""
-    clock = RunningClock("m.1")
+    clock = ActorClock("m.1")
     for name in ("z.1", "a.1", "n.1", "b.2"):
         clock.tick({name: 1}, name)
     assert ["a.1", "b.2", "m.1", "n.1", "z.1"] == list(clock.since(0))
@@ -167,7 +167,7 @@ def test_a_delta_is_in_the_order_of_names_whatever_came_first():
 
 def test_a_delta_is_in_the_order_in_which_it_is_decoded():
     """So a clock that is handed it within a process remembers the same order as one far away."""
-    clock = RunningClock(ME)
+    clock = ActorClock(ME)
     for name in ("c.1", "a.1", "b.1"):
         clock.tick({name: 3}, name)
     assert ["a.1", "b.1", "c.1", ME] == list(clock.since(0))
@@ -176,7 +176,7 @@ def test_a_delta_is_in_the_order_in_which_it_is_decoded():
 
 def test_of_an_actor_only_the_newest_incarnations_have_entries():
     """Whatever is made up of incarnations, a clock is bounded by the actors that there are."""
-    clock = RunningClock(ME)
+    clock = ActorClock(ME)
     for number in range(1, 1000):
         clock.tick({f"b.{number}": 5, "c.1": number})
 

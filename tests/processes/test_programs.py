@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddloco.cli.parser import command_named, parser
-from ddloco.stage import Program, SnapshotTable, TapeTable
+from ddloco.stage import Program, Role, SnapshotTable, TapeTable, UserActor
 from examples import parameter_server
 from replay import open_tapes
 from snapshot import Store
@@ -104,6 +104,26 @@ def test_tapes_of_other_hosts_are_shipped_to_the_lead(tmp_path, capsys):
     assert names == {path.name for path in (lead / "tapes").glob("*.tape")}
     shutil.rmtree(other)
     assert replayed(lead, capsys).startswith("identical")
+
+
+class Lonely(UserActor):
+    """Speaks with nobody."""
+
+    def begin(self):
+        self.finish("nothing to do")
+
+
+def lonely() -> Program:
+    """Two actors without links: nobody leads."""
+    return Program({"one": Role(Lonely), "two": Role(Lonely)})
+
+
+def test_actors_without_links_run_as_well(tmp_path, capsys):
+    """Each decides its own number, and there is nobody to ship a tape to."""
+    run = tmp_path / "run"
+    perform(run, f"{HERE}:lonely", "--processes")
+    assert {"one.1", "two.1"} == {each.incarnation for each in open_tapes(run / "tapes")}
+    assert replayed(run, capsys).startswith("identical")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from clocks import RunningClock
+from clocks import ActorClock
 from replay import (
     Divergence,
     Header,
@@ -37,7 +37,7 @@ class Counter:
     """A machine at its door; ``faults`` plants what goes wrong at which event."""
 
     def __init__(self, faults=None):
-        self.clock, self.total, self.faults = RunningClock(ME), 0, faults or {}
+        self.clock, self.total, self.faults = ActorClock(ME), 0, faults or {}
         self.learned = {}
 
     def handle(self, at, event):
@@ -57,7 +57,7 @@ EVENTS = [Said(number, friend) for friend, number in enumerate([5, 7, 1, 0, 3, 3
 
 def record(path, faults=None, events=EVENTS):
     """Write the tape of a counter that hears these events."""
-    counter, known = Counter(faults), RunningClock(ME)
+    counter, known = Counter(faults), ActorClock(ME)
     recorder = Recorder(TapeWriter(path, Header(ME, "job-1", {}, "0", {})))
     for number, event in enumerate(events, start=1):
         recorder.event(number, number / 2, known.tick({FRIEND: event.friend}), event)

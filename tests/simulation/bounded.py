@@ -48,7 +48,7 @@ from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
 from ddloco.stage.actors.events import WorkResult
 from ddloco.stage.actors.observations import BEGUN
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import Start, StartPoint
 from ddloco.stage.files.run_folder import TAPES, open_folder
 from ddloco.stage.files.settings import SnapshotTable
@@ -232,7 +232,7 @@ class SimulatedStart(Start):
         return self.brought[event.handle] if event.handle else None
 
     def take_up(
-        self, work: SimulatedWork, arrays: Arrays, memory: FragmentMemory, brought: set[Merged]
+        self, work: SimulatedWork, arrays: ArrayTable, memory: FragmentMemory, brought: set[Merged]
     ) -> None:
         """Put everything where the actor's work looks for it."""
         for handle, content in self.arrays.items():
@@ -305,7 +305,7 @@ class Again:
     @asynccontextmanager
     async def open(self, state: ReplayState, each: Tape, folder: Path) -> AsyncIterator[TapeRunner]:
         """Open what plays a tape."""
-        name, arrays = actor_of(each.incarnation), Arrays()
+        name, arrays = actor_of(each.incarnation), ArrayTable()
         memory = self.memories.setdefault(name, FragmentMemory())
         simulated = SimulatedWorkExecutor(self.job, each.header, arrays, memory)
         prepared = await simulated.prepare()

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from clocks import RunningClock, actor_of, number_of
+from clocks import ActorClock, actor_of, number_of
 from snapshot.participant import (
     UNDER_WAY_MAX,
     Capture,
@@ -84,7 +84,7 @@ class Account:
 
     def __init__(self, name, lanes):
         self.name = name
-        self.clock = RunningClock(name)
+        self.clock = ActorClock(name)
         self.participant = Participant(name, lanes)
         self.sessions = {}
         """By peer, those that have joined."""

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from snapshot import coordinator, participant
-from snapshot.channel_recorder import Cuts
-from snapshot.coordinator import Gathering
+from snapshot.channel_recorder import ChannelRecorder
+from snapshot.coordinator import SnapshotCoordinator
 from snapshot.participant import Capture, Mark, Own, Participant, RecordFlight
 from snapshot.record import Part
 from tests.snapshot.bank import Bank
@@ -66,7 +66,7 @@ def no_marker_is_sent_to_one_peer(patch):
 
 @bug
 def what_follows_a_marker_is_recorded(patch):
-    patch.setattr(Cuts, "heard", lambda self, channel, message: sum(
+    patch.setattr(ChannelRecorder, "heard", lambda self, channel, message: sum(
         cut.in_flight.setdefault(channel, []).append(message) is None
         for cut in self.open.values()
         if channel in cut.awaited or channel in cut.in_flight
@@ -81,7 +81,7 @@ def the_first_message_after_the_cut_is_not_recorded(patch):
             cut.in_flight = Begun(cut.in_flight)
         return 0 if late else old(self, channel, message)
 
-    wrap(patch, Cuts, "heard", heard)
+    wrap(patch, ChannelRecorder, "heard", heard)
 
 
 class Begun(dict):
@@ -99,7 +99,7 @@ def only_the_oldest_cut_records(patch):
                 return 1
         return 0
 
-    patch.setattr(Cuts, "heard", heard)
+    patch.setattr(ChannelRecorder, "heard", heard)
 
 
 @bug
@@ -110,12 +110,12 @@ def one_lanes_marker_speaks_for_all(patch):
             if each[0] == channel[0]:
                 old(self, snapshot, each)
 
-    wrap(patch, Cuts, "marked", marked)
+    wrap(patch, ChannelRecorder, "marked", marked)
 
 
 @bug
 def a_second_marker_cuts_again(patch):
-    patch.setattr(Cuts, "new", lambda self, snapshot: snapshot not in self.open)
+    patch.setattr(ChannelRecorder, "new", lambda self, snapshot: snapshot not in self.open)
 
 
 @bug
@@ -150,7 +150,7 @@ def a_part_that_failed_is_taken_as_whole(patch):
     def add(old, self, part):
         old(self, Part(part.who, part.number, part.clock, part.peers, part.lost, part.contents))
 
-    wrap(patch, Gathering, "add", add)
+    wrap(patch, SnapshotCoordinator, "add", add)
 
 
 @bug
@@ -165,8 +165,8 @@ def parts_are_not_handed_on(patch):
 
 @bug
 def a_broken_channel_is_waited_for_for_ever(patch):
-    patch.setattr(Cuts, "broken", lambda *_: None)
-    patch.setattr(Cuts, "give_up", lambda *_: None)
+    patch.setattr(ChannelRecorder, "broken", lambda *_: None)
+    patch.setattr(ChannelRecorder, "give_up", lambda *_: None)
 
 
 @bug
@@ -176,7 +176,7 @@ def markers_that_were_not_waited_for_are_forgotten(patch):
         if cut is not None:
             cut.awaited.clear()
 
-    patch.setattr(Cuts, "give_up", give_up)
+    patch.setattr(ChannelRecorder, "give_up", give_up)
 
 
 @rare(1193)
@@ -198,12 +198,12 @@ def an_unknown_peer_is_forgotten(patch):
 
 @bug
 def who_is_at_odds_is_ignored(patch):
-    patch.setattr(Gathering, "_odds", lambda self, whole: {})
+    patch.setattr(SnapshotCoordinator, "_odds", lambda self, whole: {})
 
 
 @bug
 def only_direct_peers_are_expected(patch):
-    wrap(patch, Gathering, "_expect", lambda old, self, part: (
+    wrap(patch, SnapshotCoordinator, "_expect", lambda old, self, part: (
         old(self, part) if part.who == self.initiator else self.awaiting.pop(part.who, None)
     ))  # fmt: skip
 

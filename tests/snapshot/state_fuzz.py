@@ -40,7 +40,7 @@ READERS = ("snapshot/states.py", "ddloco/stage/actors/actor.py")
 """The files whose functions may be called while a state is read."""
 
 NAMES = (
-    *("Syncer", "Learner", "Averager", "Replica", "RunStep", "MergeFragment", "CaptureState"),
+    *("Syncer", "Learner", "Coordinator", "Replica", "RunStep", "MergeFragment", "CaptureState"),
     *("Hello", "Progress", "Contribution", "SnapshotPart", "MessageArrived", "TimerFired"),
     *(
         "subprocess:Popen",

@@ -2,14 +2,14 @@
 
 import pytest
 
-from snapshot.channel_recorder import Cuts
+from snapshot.channel_recorder import ChannelRecorder
 
 A, B = ("a.1", "bulk"), ("b.1", "bulk")
 
 
 def test_of_each_initiator_the_newest_is_remembered():
     """A snapshot is new once; an older one of the same initiator never, another's is."""
-    cuts = Cuts()
+    cuts = ChannelRecorder()
     assert cuts.new("i.1:5")
     cuts.begin("i.1:5", [A])
     assert not cuts.new("i.1:5")
@@ -24,7 +24,7 @@ def test_of_each_initiator_the_newest_is_remembered():
 
 def test_what_comes_before_a_channels_marker_was_in_flight():
     """In each cut for itself, in order, by channel."""
-    cuts = Cuts()
+    cuts = ChannelRecorder()
     assert 0 == cuts.heard(A, "before")
     cuts.begin("i.1:1", [A, B])
     assert 1 == cuts.heard(A, "one")
@@ -48,7 +48,7 @@ def test_what_comes_before_a_channels_marker_was_in_flight():
 
 def test_what_broke_is_not_waited_for():
     """Before its marker it is named with the reason, after it that makes no difference."""
-    cuts = Cuts()
+    cuts = ChannelRecorder()
     cuts.begin("i.1:1", [A, B])
     cuts.marked("i.1:1", A)
     cuts.broken(A, "cut")
@@ -59,7 +59,7 @@ def test_what_broke_is_not_waited_for():
 
 def test_who_is_given_up_is_named_in_order():
     """So that a replay writes the same."""
-    cuts = Cuts()
+    cuts = ChannelRecorder()
     channels = [(f"p{n}", "bulk") for n in range(30)]
     cuts.begin("i.1:1", channels[::-1])
     cuts.give_up("i.1:1", "late")
@@ -71,7 +71,7 @@ def test_who_is_given_up_is_named_in_order():
 
 def test_what_is_dropped_is_forgotten():
     """With what was in flight; and it stays seen."""
-    cuts = Cuts()
+    cuts = ChannelRecorder()
     cuts.begin("i.1:1", [A])
     cuts.drop("i.1:1")
     cuts.drop("i.1:1")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from snapshot import StorageError, Store
-from snapshot.local_storage import LocalPlace
+from snapshot.local_storage import LocalStorage
 
 MIB = 2**20
 
@@ -119,7 +119,7 @@ def test_a_file_system_without_links_will_do(store, root, take, watch, number):
     first = take(store, 1)
 
     assert first == store.load()
-    place = LocalPlace(root)
+    place = LocalStorage(root)
     assert not place.create("snapshots/syncer.1-10.json", b"other")
     assert first == take(store, 1)
 

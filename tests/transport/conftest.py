@@ -2,7 +2,7 @@
 
 import pytest
 
-from clocks import RunningClock
+from clocks import ActorClock
 from transport import (
     CONTROL,
     LANES,
@@ -32,7 +32,7 @@ class Side:
     def __init__(self, me, name):
         self.me, self.name = me, name
         self.handles = Handles()
-        self.links = Links(RunningClock(me), self.handles)
+        self.links = Links(ActorClock(me), self.handles)
         self.heard, self.freed, self.timers = [], [], {}
 
     def said(self):

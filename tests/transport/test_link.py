@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from clocks import RunningClock
+from clocks import ActorClock
 from ddloco.job.protocol.messages import GlobalFragment, Pull
 from transport import (
     BULK,
@@ -191,7 +191,7 @@ def test_members_of_few_other_runs_take_part():
 def test_who_listens_late_is_reached_by_the_next_dial(new_pair):
     """Hello to a side that does not listen yet is repeated, and then works."""
     pair = new_pair()
-    pair.hub.links = Links(RunningClock("hub.1"), pair.hub.handles)
+    pair.hub.links = Links(ActorClock("hub.1"), pair.hub.handles)
     pair.settle()
     assert pair.spoke.heard == []
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from clocks import RunningClock, VectorClock
+from clocks import ActorClock, VectorClock
 from ddloco.job.protocol.messages import Pull
 from transport import (
     BULK,
@@ -280,7 +280,7 @@ def test_a_side_that_counted_too_far_begins_again(new_pair):
 def test_a_listening_side_that_starts_anew_is_dialled_again(pair):
     """The new incarnation knows nothing of the session, says so, and is then joined by name."""
     pair.hub.me = "hub.2"
-    pair.hub.links = Links(RunningClock("hub.2"), pair.hub.handles)
+    pair.hub.links = Links(ActorClock("hub.2"), pair.hub.handles)
     pair.ask(pair.hub, Listen(AGREED))
 
     pair.send(pair.spoke, Pull(1, 0))

@@ -76,7 +76,7 @@ class Gradient(Struct, frozen=True, forbid_unknown_fields=True):
     handle: str
 
 
-class Averager(OwnMachine):
+class Coordinator(OwnMachine):
     """The state machine that coordinates one data-parallel job.
 
     Attributes:

@@ -41,8 +41,8 @@ from ddloco.job.protocol.status import LearnerStatus
 from ddloco.job.protocol.time_spent import TimeSpent, of_step
 from ddloco.machines.learner.compression import LearnerCompression
 from ddloco.machines.learner.host_copies import HostCopies, host_copies
-from ddloco.machines.learner.state_donor import LENDING, Lending
-from ddloco.machines.learner.state_recovery import Recovery
+from ddloco.machines.learner.state_donor import LENDING, StateDonor
+from ddloco.machines.learner.state_recovery import StateRecovery
 from ddloco.machines.syncer.estimates import Recent
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.actor import OwnMachine
@@ -156,9 +156,9 @@ class Learner(OwnMachine):
     stopping: str | None = None
     leaving: bool = False
     first: bool = True
-    recovery: Recovery = field(default_factory=Recovery)
+    recovery: StateRecovery = field(default_factory=StateRecovery)
     installing: int = 0
-    lending: Lending = field(default_factory=Lending)
+    lending: StateDonor = field(default_factory=StateDonor)
     tells: bool = False
     brought: LastStep | None = None
 

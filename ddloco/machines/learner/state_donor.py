@@ -30,7 +30,7 @@ class Copy(Struct, forbid_unknown_fields=True):
     made: bool = False
 
 
-class Lending(Struct, forbid_unknown_fields=True):
+class StateDonor(Struct, forbid_unknown_fields=True):
     """The copy of this learner's state and the requests for its pieces.
 
     Attributes:

@@ -21,7 +21,7 @@ PIECES_MAX = 65_536
 """Pieces of one copy, enough for a terabyte; more is abuse."""
 
 
-class Recovery(Struct, forbid_unknown_fields=True):
+class StateRecovery(Struct, forbid_unknown_fields=True):
     """The state that a restarted learner has received so far.
 
     Attributes:

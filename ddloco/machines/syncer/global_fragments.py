@@ -52,7 +52,7 @@ class Told(NamedTuple):
     compress: Compress
 
 
-class Globals(Struct, forbid_unknown_fields=True):
+class GlobalFragments(Struct, forbid_unknown_fields=True):
     """The global fragments of one syncer; made by ``initial_globals``.
 
     Attributes:
@@ -204,17 +204,17 @@ class Globals(Struct, forbid_unknown_fields=True):
         ]
 
 
-def initial_globals(count: int, owned: Sequence[int], lag: int) -> Globals:
+def initial_globals(count: int, owned: Sequence[int], lag: int) -> GlobalFragments:
     """Return the global fragments before anything is merged.
 
     Args:
         count: the number of fragments of the model.
         owned: the fragments that the syncer owns.
-        lag: see ``Globals``.
+        lag: see ``GlobalFragments``.
     """
     versions = tuple(0 if p in owned else -1 for p in range(count))
     newest = {p: _initial(p) for p in owned}
-    return Globals(tuple(owned), lag, versions, newest, past={p: {} for p in owned})
+    return GlobalFragments(tuple(owned), lag, versions, newest, past={p: {} for p in owned})
 
 
 def _initial(p: int) -> Global:

@@ -18,7 +18,7 @@ from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import Contribution, Pull
 from ddloco.job.protocol.status import Numbers
 from ddloco.machines.syncer.accounts import LATE
-from ddloco.machines.syncer.global_fragments import Global, Globals, Told, names, sent_names
+from ddloco.machines.syncer.global_fragments import Global, GlobalFragments, Told, names, sent_names
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory
@@ -81,7 +81,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
     """
 
     membership: Membership
-    globals: Globals
+    globals: GlobalFragments
     outliers: OutlierHistory
     schedule: Schedule = field(default_factory=Schedule)
     pacing: Pacing = field(default_factory=Pacing)

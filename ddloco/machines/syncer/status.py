@@ -14,7 +14,7 @@ from ddloco.job.protocol.status import (
 )
 from ddloco.job.protocol.time_spent import TimeSpent
 from ddloco.machines.syncer.accounts import plausible
-from ddloco.machines.syncer.global_fragments import Globals
+from ddloco.machines.syncer.global_fragments import GlobalFragments
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.pacing import Waiting
@@ -65,7 +65,9 @@ def status_of(
     )
 
 
-def _waiting(at: float, waiting: Waiting, parts: Globals, membership: Membership) -> WaitingSync:
+def _waiting(
+    at: float, waiting: Waiting, parts: GlobalFragments, membership: Membership
+) -> WaitingSync:
     """What the next sync waits for, since when and until when; None if the end is unknown."""
     able = membership.able(waiting.fragment, parts.oldest(waiting.fragment))
     missing = [each for each in membership.members.values() if each not in able]
@@ -90,7 +92,7 @@ def _waiting(at: float, waiting: Waiting, parts: Globals, membership: Membership
     )
 
 
-def _absent(waiting: Waiting, parts: Globals, membership: Membership) -> dict[str, str]:
+def _absent(waiting: Waiting, parts: GlobalFragments, membership: Membership) -> dict[str, str]:
     """Who does not count for the quorum of the next sync, with the reason."""
     p, oldest = waiting.fragment, parts.oldest(waiting.fragment)
     reasons = {m.incarnation: membership.absence(m, p, oldest) for m in membership.members.values()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from clocks import RunningClock, actor_of, number_of
+from clocks import ActorClock, actor_of, number_of
 from ddloco.stage.actors.effects import AskedByAll, CaptureState, TakeSnapshot, Work
 from ddloco.stage.actors.events import (
     Captured,
@@ -20,7 +20,7 @@ from ddloco.stage.actors.events import (
     SnapshotSettled,
     WorkResult,
 )
-from ddloco.stage.actors.snapshot_adapter import Cutting, new_cutting
+from ddloco.stage.actors.snapshot_adapter import SnapshotAdapter, new_cutting
 from snapshot import Moment, StateError, read_state, write_state
 from snapshot.attributes import machine_from, plain_state
 from transport import (
@@ -102,7 +102,7 @@ class Actor(Struct, Generic[M, B, W], forbid_unknown_fields=True):
 
     machine: M
     links: Links[B]
-    snapshots: Cutting[B]
+    snapshots: SnapshotAdapter[B]
     at: float = 0.0
     timers: dict[str, float] = {}
     under_way: dict[int, W] = {}
@@ -116,7 +116,7 @@ class Actor(Struct, Generic[M, B, W], forbid_unknown_fields=True):
         return self.links.clock.me
 
     @property
-    def clock(self) -> RunningClock:
+    def clock(self) -> ActorClock:
         """The actor's vector clock."""
         return self.links.clock
 
@@ -339,7 +339,7 @@ def new_actor(incarnation: str, machine: M) -> Actor[M, Any, Any]:
         incarnation: the actor's name with its incarnation number, as in ``learner-3.2``.
         machine: the machine that handles the events.
     """
-    links = Links(RunningClock(incarnation), Handles())
+    links = Links(ActorClock(incarnation), Handles())
     return Actor(machine, links, new_cutting(incarnation))
 
 

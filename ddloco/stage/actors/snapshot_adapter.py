@@ -12,7 +12,7 @@ from typing import Any, Generic
 
 from msgspec import Struct
 
-from clocks import RunningClock, actor_of
+from clocks import ActorClock, actor_of
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
 from ddloco.stage.actors.events import (
     Captured,
@@ -73,7 +73,7 @@ def _refused(message: MessageArrived[Any], reason: str) -> Effect:
     return Observe("refused", {"peer": message.sender, "reason": reason})
 
 
-class Cutting(Struct, Generic[B], forbid_unknown_fields=True):
+class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
     """One actor's part in snapshots; made by ``new_cutting``.
 
     Attributes:
@@ -129,7 +129,7 @@ class Cutting(Struct, Generic[B], forbid_unknown_fields=True):
         return kind in OWN
 
     def take_part(
-        self, at: float, fact: Any, moment: Callable[[], Moment], clock: RunningClock
+        self, at: float, fact: Any, moment: Callable[[], Moment], clock: ActorClock
     ) -> list[Effect]:
         """Handle a fact that concerns snapshots; returns effects, as a machine does.
 
@@ -169,7 +169,7 @@ class Cutting(Struct, Generic[B], forbid_unknown_fields=True):
             case _:
                 return []
 
-    def _marker_problem(self, at: float, snapshot: str, clock: RunningClock) -> str | None:
+    def _marker_problem(self, at: float, snapshot: str, clock: ActorClock) -> str | None:
         """Return why a marker is refused, or None.
 
         A marker is refused if its snapshot cannot exist or if its actor begins too many. A peer
@@ -249,7 +249,7 @@ class Cutting(Struct, Generic[B], forbid_unknown_fields=True):
         committing = [each.snapshot for each in self.commits.values()]
         return [*self.participant.began(), *committing]
 
-    def inherit(self, former: "Cutting") -> None:
+    def inherit(self, former: "SnapshotAdapter") -> None:
         """Take over the set of known snapshots from before a restore, and nothing else."""
         self.participant.inherit(former.participant)
 
@@ -385,6 +385,6 @@ class Cutting(Struct, Generic[B], forbid_unknown_fields=True):
         return self.newest_work
 
 
-def new_cutting(incarnation: str) -> Cutting[Any]:
+def new_cutting(incarnation: str) -> SnapshotAdapter[Any]:
     """Return the part in snapshots of an actor before its first event."""
-    return Cutting(Participant(incarnation, LANES))
+    return SnapshotAdapter(Participant(incarnation, LANES))

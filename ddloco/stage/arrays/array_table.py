@@ -7,7 +7,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from ddloco.stage.arrays.shared_memory import Arena, Region
+from ddloco.stage.arrays.shared_memory import Region, SharedMemory
 from transport import Bytes, Payload
 
 F32 = NDArray[np.float32]
@@ -37,18 +37,18 @@ class HostCopy:
         """The bytes from ``start`` to ``stop`` in the layout of all parameters."""
         return self.region.data[start - self.start : stop - self.start]
 
-    def borrowed(self, arena: Arena, start: int, stop: int) -> Bytes:
-        """The same bytes, for longer than the copy is needed; see ``Arena.borrow``."""
+    def borrowed(self, arena: SharedMemory, start: int, stop: int) -> Bytes:
+        """The same bytes, for longer than the copy is needed; see ``SharedMemory.borrow``."""
         return arena.borrow(self.region, start - self.start, stop - self.start)
 
 
 Stored = HostCopy | Payload | F32
 
 
-class Arrays:
+class ArrayTable:
     """Arrays by handle. ``None`` stands for an array that a replay could not compute."""
 
-    def __init__(self, arena: Arena | None = None) -> None:
+    def __init__(self, arena: SharedMemory | None = None) -> None:
         self.arena = arena
         self._stored: dict[str, Stored | None] = {}
 
@@ -56,7 +56,7 @@ class Arrays:
         return len(self._stored)
 
     @property
-    def shared(self) -> Arena:
+    def shared(self) -> SharedMemory:
         """The arena; only actors with a worker process have one."""
         assert self.arena is not None, "workers share memory"
         return self.arena

@@ -17,7 +17,7 @@ PROGRESS_S = 5.0
 before a sender without credit would give up its link, and rare enough not to enlarge the tape."""
 
 
-class Arrivals:
+class Reassembly:
     """Incomplete messages, by actor and lane.
 
     Args:

@@ -51,7 +51,7 @@ class Region:
     data: Bytes
 
 
-class Arena:
+class SharedMemory:
     """The owner's side: allocates and frees.
 
     Args:

@@ -28,8 +28,8 @@ from ddloco.stage.actors.events import (
     WorkResult,
 )
 from ddloco.stage.actors.timers import Timers
-from ddloco.stage.arrays.array_table import Arrays
-from ddloco.stage.arrays.reassembly import Arrivals
+from ddloco.stage.arrays.array_table import ArrayTable
+from ddloco.stage.arrays.reassembly import Reassembly
 from ddloco.stage.driver.connection_guard import ConnectionGuard
 from ddloco.stage.driver.door import admit
 from ddloco.stage.observers.observer_protocol import OBSERVER, OWNER, Request
@@ -125,7 +125,7 @@ class Driver:
         actors: Collection[str],
         endpoint: Endpoint,
         executor: Executor,
-        arrays: Arrays,
+        arrays: ArrayTable,
         recorder: Recorder,
         time: TimeSource,
         log: ActorLog,
@@ -154,7 +154,7 @@ class Driver:
         self._observers = ObserverServer(
             endpoint, arrays, time.now, self.status, refuse, request=self._requested
         )
-        self._arrivals = Arrivals(self._assembler)
+        self._arrivals = Reassembly(self._assembler)
         self._timers = Timers()
         self._urgent: deque[Arrived | Event] = deque()
         self._asked_to_stop = False

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from clocks import actor_of, number_of
 from ddloco.stage.actors.actor import Actor, ActorStates
 from ddloco.stage.actors.events import Restored, WorkResult
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import Arrived
 from ddloco.stage.driver.snapshot_writer import FROZEN, Tensors
 from ddloco.stage.files.run_folder import JOB_FILE, SNAPSHOTS
@@ -60,7 +60,7 @@ class Start:
     blobs: dict[tuple[str, str], str]
     results: Sequence[WorkResult]
 
-    def lay_out(self, arrays: Arrays) -> None:
+    def lay_out(self, arrays: ArrayTable) -> None:
         """Put the actor's arrays into the array table."""
         for handle, tensors in self.arrays.items():
             arrays.put(handle, payload_from(tensors))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot
 from ddloco.stage.actors.events import Captured, Committed, WorkFailed
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.background import in_background
 from ddloco.stage.driver.snapshot_sink import SnapshotSink
 from snapshot import Entry, Kind, SnapshotError
@@ -39,7 +39,7 @@ class Capture:
         sink: the sink to write to.
     """
 
-    def __init__(self, arrays: Arrays, sink: SnapshotSink) -> None:
+    def __init__(self, arrays: ArrayTable, sink: SnapshotSink) -> None:
         self._arrays = arrays
         self._sink = sink
 

@@ -6,7 +6,7 @@ reads the counts at intervals, so that a peer that tries all day does not fill t
 
 import trio
 
-from ddloco.stage.nodes.node import Hosted
+from ddloco.stage.nodes.node import HostedActor
 from transport.zeromq import ZmqEndpoint
 
 LOOK_S = 0.5
@@ -30,7 +30,7 @@ class Refusals:
         hosted: the actor whose log they are written to.
     """
 
-    def __init__(self, endpoint: ZmqEndpoint, hosted: Hosted) -> None:
+    def __init__(self, endpoint: ZmqEndpoint, hosted: HostedActor) -> None:
         self._endpoint = endpoint
         self._hosted = hosted
         self._told = dict.fromkeys(EVENTS, 0)

@@ -112,7 +112,7 @@ def relayed(faults: tuple[Fault, ...]) -> frozenset[str]:
     return frozenset(each.who for each in faults if each.what in LINK_KINDS)
 
 
-class Chaos:
+class FaultInjector:
     """Applies faults, each at its time.
 
     Args:

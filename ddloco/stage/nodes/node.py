@@ -20,7 +20,7 @@ import trio
 from clocks import MonotonicTime, actor_of
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Finish
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import Arrived, Driver, Executor
 from ddloco.stage.driver.resume import RESTORED, RESTORED_PLACE, StartPoint
 from ddloco.stage.driver.snapshot_sink import StoreSink
@@ -55,7 +55,7 @@ class OpenedActor:
     pending: Sequence[Arrived | Event]
     said: Any
     executor: Executor
-    arrays: Arrays
+    arrays: ArrayTable
     recorder: Recorder
     admits: Callable[[Header[Any]], None]
     facts: Callable[[], dict[str, Any]]
@@ -96,7 +96,7 @@ class Beside(Protocol):
 
 
 @final
-class Hosted:
+class HostedActor:
     """An actor on this host, with the means to control it from outside.
 
     Args:
@@ -292,9 +292,9 @@ class Hosted:
 
 
 async def run_together(
-    actors: Collection[Hosted],
+    actors: Collection[HostedActor],
     finishes: dict[str, Finish],
-    ended: Callable[[Hosted, Finish], None],
+    ended: Callable[[HostedActor, Finish], None],
 ) -> None:
     """Run actors of this process until all have ended, and close their endpoints.
 
@@ -304,7 +304,7 @@ async def run_together(
         ended: called when one has ended, to ask others to stop.
     """
 
-    async def run(actor: Hosted) -> None:
+    async def run(actor: HostedActor) -> None:
         try:
             finish = await actor.run()
         finally:

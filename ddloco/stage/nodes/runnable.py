@@ -18,7 +18,7 @@ from ddloco.stage.files.settings import SnapshotTable, TapeTable
 from transport.curve_auth import Curve
 
 if TYPE_CHECKING:
-    from ddloco.stage.nodes.node import Hosted, OpenedActor
+    from ddloco.stage.nodes.node import HostedActor, OpenedActor
 
 
 class Runnable(ABC):
@@ -107,7 +107,7 @@ class Runnable(ABC):
         """
 
     @abstractmethod
-    def open(self, hosted: "Hosted") -> "AbstractAsyncContextManager[OpenedActor | None]":
+    def open(self, hosted: "HostedActor") -> "AbstractAsyncContextManager[OpenedActor | None]":
         """Open everything that an actor is driven with, and close it in reverse; None if it was
         asked to leave meanwhile."""
 

@@ -32,7 +32,7 @@ from ddloco.stage.nodes.incarnation_grants import (
     want_of,
 )
 from ddloco.stage.nodes.incarnation_registrar import Record, RecordError, Registrar, newest_on_tape
-from ddloco.stage.nodes.node import Hosted, Notes
+from ddloco.stage.nodes.node import HostedActor, Notes
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
 from ddloco.stage.process.console import SafeConsole
@@ -79,7 +79,7 @@ class Terms:
     over: str = ""
     signals: bool = True
     listening: Callable[[str], None] = lambda _: None
-    beside: Sequence[Callable[[Hosted], Awaitable[None]]] = ()
+    beside: Sequence[Callable[[HostedActor], Awaitable[None]]] = ()
 
 
 async def serve_role(
@@ -107,7 +107,7 @@ async def serve_role(
         ConfigError: an address cannot be used, or is open to everyone without keys or a word; or
             the keys cannot be used.
     """
-    leads, listens = name == program.lead, name in program.listeners
+    leads, listens = name == program.lead or not program.listeners, name in program.listeners
     curve = program.curve(name)
     async with open_context() as context:
         endpoint = new_endpoint(context, curve)
@@ -116,7 +116,7 @@ async def serve_role(
             if terms.over:
                 write_address(folder, name, address, terms.advertise)
                 return await _over(endpoint, terms)
-            incarnation, start_point = who_leads(program, folder, terms)
+            incarnation, start_point = who_leads(program, name, folder, terms)
         else:
             asked = context, addresses[program.lead]
             found = await _number(program, folder, name, asked, terms)
@@ -172,28 +172,29 @@ async def _hosted(
     start_point: StartPoint[Any] | None,
     address: str,
     alone: bool,
-) -> tuple[Hosted, Registrar | Gate | None]:
+) -> tuple[HostedActor, Registrar | Gate | None]:
     """An actor, and what grants incarnation numbers if it leads; another one that listens accepts
     only incarnations to which the lead has granted theirs."""
     name, notes = actor_of(incarnation), Notes()
     beside: TapeTransfer | None = None
     granting: Registrar | Gate | None = None
     channel: ZmqEndpoint | SideChannel = endpoint
-    leads = name == program.lead
-    if leads:
+    leads, linked = name == program.lead, bool(program.listeners)
+    if leads and linked:
         granting = Registrar(program, Record(folder), endpoint, notes.write)
     elif name in program.listeners:
         granting = Gate(program, endpoint, notes.write)
     if granting is not None:
         channel = SideChannel(endpoint, GRANTS, granting.take, granting.heeds)
-    if program.tape.ships and leads:
+    ships = program.tape.ships and linked
+    if ships and leads:
         channel, beside = receive_tapes(program, folder, channel, notes.write)
-    elif program.tape.ships:
+    elif ships:
         channel, beside = await ship_tapes(
             program, incarnation, folder, channel, note=notes.write, address=address
         )
     own, start_point = (start_point, None) if alone else (None, start_point)
-    hosted = Hosted(
+    hosted = HostedActor(
         program, incarnation, folder, channel,
         start_point=start_point, own=own, beside=beside, notes=notes,
     )  # fmt: skip
@@ -311,7 +312,7 @@ def _note_waiting(folder: Path, name: str, whom: str) -> None:
 
 
 async def _serve(
-    hosted: Hosted, endpoint: ZmqEndpoint, terms: Terms, numbers: Registrar | Gate | None
+    hosted: HostedActor, endpoint: ZmqEndpoint, terms: Terms, numbers: Registrar | Gate | None
 ) -> Finish:
     keep_freed_memory()
     interrupted = hosted.request_stop if hosted.program.interrupt_stops else hosted.request_leave
@@ -336,7 +337,7 @@ async def _serve(
     return finish
 
 
-async def leave_when_alone(hosted: Hosted, patience_s: float) -> None:
+async def leave_when_alone(hosted: HostedActor, patience_s: float) -> None:
     """Ask an actor to leave once it has had no link for ``patience_s`` seconds.
 
     The links are read from outside, so that only the request is an event.
@@ -376,8 +377,11 @@ def write_address(folder: Path, name: str, bound: str, advertise: str = "") -> s
     return advertise or bound
 
 
-def who_leads(program: Runnable, folder: Path, terms: Terms) -> tuple[str, StartPoint[Any] | None]:
-    """The next incarnation of the lead, and the snapshot that it continues from.
+def who_leads(
+    program: Runnable, name: str, folder: Path, terms: Terms
+) -> tuple[str, StartPoint[Any] | None]:
+    """The next incarnation of an actor that asks nobody for its number, and the snapshot that it
+    continues from.
 
     If it has run in this folder before, it has used the snapshot then, and continues from what it
     keeps when it is started again by the same command.
@@ -386,7 +390,7 @@ def who_leads(program: Runnable, folder: Path, terms: Terms) -> tuple[str, Start
         SnapshotError: the snapshot cannot be used.
         ConfigError: what was given before cannot be read or written.
     """
-    name, start_point = program.lead, None
+    start_point = None
     try:
         record = Record(folder)
         number = record.newest(name) + 1

@@ -14,7 +14,7 @@ from ddloco.stage.actors.effects import Finish
 from ddloco.stage.driver.endpoints import dial, new_endpoint
 from ddloco.stage.driver.resume import StartPoint
 from ddloco.stage.files.toml import ConfigError
-from ddloco.stage.nodes.node import Hosted, run_together
+from ddloco.stage.nodes.node import HostedActor, run_together
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.malloc import give_back_spare, keep_freed_memory
 from transport.zeromq import ZmqEndpoint, open_context
@@ -80,7 +80,7 @@ class Cluster(Generic[P]):
         self._start_point = start_point
         self._kind, self._at, self._listening = kind, at or {}, listening
         self._keys = {} if kind == "inproc" else {n: program.curve(n) for n in program.names}
-        self._hosted: dict[str, Hosted] = {}
+        self._hosted: dict[str, HostedActor] = {}
 
     def request_stop(self, reason: str) -> None:
         """Ask it to end in good order."""
@@ -96,7 +96,7 @@ class Cluster(Generic[P]):
             if hosted.name == self.program.lead:
                 hosted.request_snapshot()
 
-    async def run(self, beside: Callable[[Hosted], Any] | None = None) -> Outcome:
+    async def run(self, beside: Callable[[HostedActor], Any] | None = None) -> Outcome:
         """Run all actors to their ends.
 
         Args:
@@ -110,7 +110,7 @@ class Cluster(Generic[P]):
             async with open_context() as context:
                 endpoints = await self._connected(context, {**wanted, **self._at})
                 for incarnation, endpoint in endpoints.items():
-                    self._hosted[incarnation] = Hosted(
+                    self._hosted[incarnation] = HostedActor(
                         self.program, incarnation, self.folder, endpoint,
                         start_point=self._start_point,
                     )  # fmt: skip
@@ -146,7 +146,7 @@ class Cluster(Generic[P]):
     def _incarnation(self, name: str) -> str:
         return self._start_point.incarnation(name) if self._start_point is not None else f"{name}.1"
 
-    def _ended(self, hosted: Hosted, finish: Finish) -> None:
+    def _ended(self, hosted: HostedActor, finish: Finish) -> None:
         """When an actor has ended for a reason that ends all, end the others."""
         program = self.program
         running = [each for each in self._hosted if each not in self.outcome.finishes]

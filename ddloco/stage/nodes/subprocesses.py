@@ -19,7 +19,7 @@ import trio
 from ddloco.stage.actors.effects import Finish, Status
 from ddloco.stage.files.run_folder import LOG_FILE, TAPES, address_file
 from ddloco.stage.nodes.exit_codes import AGAIN
-from ddloco.stage.nodes.fault_injector import Chaos, joiners, live_schedule, relayed
+from ddloco.stage.nodes.fault_injector import FaultInjector, joiners, live_schedule, relayed
 from ddloco.stage.nodes.incarnation_registrar import newest_on_tape
 from ddloco.stage.nodes.single_process import ANY_PORT, Outcome, P
 from ddloco.stage.nodes.tcp_proxy import Bundle
@@ -125,7 +125,7 @@ class Processes(Generic[P]):
         self.outcome = Outcome()
         self.awaited: set[str] = set()
         """Actors that are not there, and that the schedule of faults will start."""
-        self.chaos: Chaos | None = None
+        self.chaos: FaultInjector | None = None
         self._faults = live_schedule(program)
         self._ending = False
         self._children: dict[str, Child] = {}
@@ -193,15 +193,15 @@ class Processes(Generic[P]):
             self._relayed[name] = dict(zip(dialled, await proxies[name].listen(), strict=True))
             relays.start_soon(proxies[name].run)
         self.awaited |= joiners(self._faults)
-        for name in self.program.followers:
-            if name not in self.awaited:
+        for name in self.program.names:
+            if name not in self.awaited and name not in self._listeners:
                 await self.bring(name)
         if self._faults and not self._ending:
             self._nursery.start_soon(self._harm, proxies)
 
     async def _harm(self, proxies: dict[str, Bundle]) -> None:
         with closing(ActorLog(self.folder / LOG_FILE, "chaos.1")) as log:
-            self.chaos = Chaos(self._faults, self.program.chaos.seed, self, proxies, log)
+            self.chaos = FaultInjector(self._faults, self.program.chaos.seed, self, proxies, log)
             await self.chaos.run(self._ready)
 
     async def _ready(self) -> None:
@@ -253,7 +253,7 @@ class Processes(Generic[P]):
                 self._children[each].ask_to_leave()
         elif name in self.awaited:
             return
-        elif program.ends_all(name, finish) or name == self._lead:
+        elif program.ends_all(name, finish) or (name == self._lead and self._listeners):
             self._calm()
             patience_s = STRAY_S_MAX if self._faults else STOP_S_MAX
             if not program.ends_all(name, finish) and not self._faults:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import trio
 
 from clocks import actor_of
-from ddloco.stage.nodes.node import Hosted
+from ddloco.stage.nodes.node import HostedActor
 from ddloco.stage.nodes.runnable import Runnable
 
 LOOK_S = 1.0
@@ -27,7 +27,7 @@ def peers_of(program: Runnable, name: str, addresses: Mapping[str, str]) -> dict
     return dialling | dialled
 
 
-async def tell_waiting(actor: Hosted, peers: Mapping[str, str]) -> None:
+async def tell_waiting(actor: HostedActor, peers: Mapping[str, str]) -> None:
     """Log which peers an actor has not met yet, until it ends or has met all of them.
 
     The links are read from outside, so that this is no event.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.observers.observer_fragments import cut
 from ddloco.stage.observers.observer_protocol import (
     NOTICE_BYTES_MAX,
@@ -99,7 +99,7 @@ class ObserverServer:
     def __init__(
         self,
         endpoint: Endpoint,
-        arrays: Arrays,
+        arrays: ArrayTable,
         now: Callable[[], float],
         status: Callable[[], dict[str, Any]],
         refuse: Callable[[str], None],

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
 from ddloco.stage.actors.events import Computed, WorkFailed, WorkResult
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.snapshot_sink import SnapshotSink
 from ddloco.stage.driver.snapshot_writer import Capture
 from ddloco.stage.process.entry_point import in_one_line
@@ -34,7 +34,9 @@ class ComputationExecutor:
         sink: where snapshots are written.
     """
 
-    def __init__(self, compute: Compute, asked: Any, arrays: Arrays, sink: SnapshotSink) -> None:
+    def __init__(
+        self, compute: Compute, asked: Any, arrays: ArrayTable, sink: SnapshotSink
+    ) -> None:
         self._compute = compute
         self._asked = asked
         self._arrays = arrays

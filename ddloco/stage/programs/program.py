@@ -26,7 +26,7 @@ from ddloco.stage.actors.actor import ACTOR_SEMANTICS, ActorStates, Machine, new
 from ddloco.stage.actors.effects import AskedByAll, Finish, Work
 from ddloco.stage.actors.events import Begun, HappensToAll
 from ddloco.stage.actors.messages import ActorBody
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import (
     Start,
     StartPoint,
@@ -41,7 +41,7 @@ from ddloco.stage.files.settings import SnapshotTable, TapeTable
 from ddloco.stage.files.span import unbounded
 from ddloco.stage.files.toml import ConfigError, convert, read_toml
 from ddloco.stage.files.trust import leave_place
-from ddloco.stage.nodes.node import Hosted, OpenedActor
+from ddloco.stage.nodes.node import HostedActor, OpenedActor
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.entry_point import (
     NamedError,
@@ -352,9 +352,13 @@ class LoadedProgram(Runnable):
             raise RemoteProtocolError(f"$.tensors: {nbytes} bytes; this program takes {most}")
 
     @asynccontextmanager
-    async def open(self, hosted: Hosted) -> AsyncIterator[OpenedActor]:
+    async def open(self, hosted: HostedActor) -> AsyncIterator[OpenedActor]:
         """Open everything that the actor needs: its arrays, its state and its tape."""
-        role, arrays, incarnation = self.program.roles[hosted.name], Arrays(), hosted.incarnation
+        role, arrays, incarnation = (
+            self.program.roles[hosted.name],
+            ArrayTable(),
+            hosted.incarnation,
+        )
         actor, first, pending = new_actor(incarnation, role.machine()), Begun(incarnation), []
         start_point = hosted.start_point
         start = start_point.start(incarnation) if start_point is not None else None
@@ -379,7 +383,7 @@ class LoadedProgram(Runnable):
             )
             nursery.cancel_scope.cancel()
 
-    async def _snapshots(self, hosted: Hosted) -> None:
+    async def _snapshots(self, hosted: HostedActor) -> None:
         """Ask the lead for snapshots at intervals, if there is one."""
         every_s = self.snapshot.every_s
         while every_s and hosted.name == self.lead:

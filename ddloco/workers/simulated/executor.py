@@ -12,7 +12,7 @@ from ddloco.job.protocol.events import FragmentMerged
 from ddloco.job.protocol.tape_facts import ARITHMETIC, TENSORS
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import WorkResult
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.workers import rpc
 from ddloco.workers.simulated.work import FragmentMemory, SimulatedWork, leaves_of
 from replay import Header
@@ -22,7 +22,7 @@ from replay import Header
 class _Contents(MutableMapping[str, Any]):
     """A replay's arrays, with the mapping interface that ``SimulatedWork`` expects."""
 
-    arrays: Arrays
+    arrays: ArrayTable
 
     def __getitem__(self, handle: str) -> Any:
         return self.arrays.get(handle)
@@ -44,7 +44,7 @@ class SimulatedWorkExecutor:
     """Does the work of one actor as the simulation did it."""
 
     def __init__(
-        self, job: Job, header: Header, arrays: Arrays, fragment_memory: FragmentMemory
+        self, job: Job, header: Header, arrays: ArrayTable, fragment_memory: FragmentMemory
     ) -> None:
         self._leaves = leaves_of(int(job.task[TENSORS]))
         self._fingerprint = header.fingerprint

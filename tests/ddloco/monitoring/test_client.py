@@ -11,7 +11,7 @@ import trio.testing
 from ddloco.job.keys import names_for
 from ddloco.monitoring import client
 from ddloco.monitoring.client import ROUTE, Observer, UnansweredError
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.files.keys import make_keys
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.observers.observer_protocol import News, Told
@@ -35,7 +35,7 @@ class Syncer:
     def __init__(self):
         self.fabric = MemoryFabric(1)
         self.endpoint = self.fabric.endpoint("syncer")
-        self.arrays, self.refused, self.requests, self.stops = Arrays(), [], 0, 0
+        self.arrays, self.refused, self.requests, self.stops = ArrayTable(), [], 0, 0
         ways = Time().now, lambda: {"t": 3}, self.refused.append
         self.window = ObserverServer(self.endpoint, self.arrays, *ways, request=self.request)
 

@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from ddloco.job.protocol.fragment_plan import wire_layout
-from ddloco.monitoring.evaluator import Scorer
-from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.monitoring.evaluator import Evaluator
+from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.files.toml import ConfigError
 from ddloco.workers import rpc
 from snapshot import load_metadata, load_tensors
@@ -23,7 +23,7 @@ class Scoring:
     def __init__(self, plan, arena, takes_s=10.0):
         self.plan, self.takes_s = plan, takes_s
         self.scored, self.at_once = [], 0
-        self.scorer = Scorer(Path("job.toml"), plan, arena, self.score, self.note)
+        self.scorer = Evaluator(Path("job.toml"), plan, arena, self.score, self.note)
         self.region = self.scorer._region
 
     async def score(self, span):
@@ -58,7 +58,7 @@ def plan(make_job, leaves):
 @pytest.fixture
 def arena():
     """Shared memory."""
-    with closing(Arena()) as opened:
+    with closing(SharedMemory()) as opened:
         yield opened
 
 

@@ -8,7 +8,7 @@ from ddloco.job.protocol.fragment_plan import Leaf
 from ddloco.replayer.job_executor import JobExecutor
 from ddloco.replayer.report import Report
 from ddloco.stage.actors.effects import CaptureState
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 
 
 def test_the_step_whose_loss_differs_is_named():
@@ -27,7 +27,7 @@ class Done:
 
 def test_a_snapshot_of_a_worker_whose_state_is_not_known_is_not_written_again():
     """It cannot be compared, as no step can; the arrays that it names may all be known."""
-    arrays = Arrays()
+    arrays = ArrayTable()
     executor = JobExecutor(None, None, Done(), arrays, None, None, Report())
     capture = CaptureState(3, "syncer.1-9", b"", ())
     assert executor.begin(capture) is capture

@@ -27,8 +27,8 @@ from ddloco.roles.resume import (
     stored_from,
 )
 from ddloco.stage.actors.actor import new_actor
-from ddloco.stage.arrays.array_table import Arrays, HostCopy
-from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
+from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.driver.resume import StartPoint, passed, payload_from, place_and_id
 from ddloco.stage.driver.snapshot_sink import StoreSink
 from ddloco.stage.driver.snapshot_writer import FROZEN, payload_tensors
@@ -113,8 +113,8 @@ def place(tmp_path):
 @pytest.fixture
 def arrays():
     """Arrays in an arena."""
-    arena = Arena()
-    yield Arrays(arena)
+    arena = SharedMemory()
+    yield ArrayTable(arena)
     arena.close()
 
 

@@ -14,20 +14,20 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from clocks import RunningClock, actor_of
+from clocks import ActorClock, actor_of
 from ddloco.job.config import Outer, job_from
 from ddloco.job.protocol.effects import RunStep
 from ddloco.job.protocol.events import FragmentMerged, StepFinished
 from ddloco.job.protocol.messages import GlobalFragment, Pull
 from ddloco.machines.learner.host_copies import HostCopies
 from ddloco.machines.learner.machine import Learner
-from ddloco.machines.learner.state_donor import Lending
-from ddloco.machines.learner.state_recovery import Recovery
+from ddloco.machines.learner.state_donor import StateDonor
+from ddloco.machines.learner.state_recovery import StateRecovery
 from ddloco.machines.outer import merge as merging
 from ddloco.machines.outer import outlier_test
 from ddloco.machines.outer.block_kernel import NumpyKernel
 from ddloco.machines.syncer import machine, members, pacing, syncs
-from ddloco.machines.syncer.global_fragments import Globals
+from ddloco.machines.syncer.global_fragments import GlobalFragments
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory
@@ -250,13 +250,13 @@ def a_difference_is_sent_to_learners_at_the_version_before(patch):
         peer.member.sent[p] = peer.member.holds(p)
         return old(self, at, peer, p, instead=instead)
 
-    wrap(patch, Globals, "tell", tell)
+    wrap(patch, GlobalFragments, "tell", tell)
 
 
 @bug("heal-progress", 76)
 def a_new_syncer_begins_its_schedule_again(patch):
     patch.setattr(Schedule, "recover", lambda _self, _t: None)
-    patch.setattr(Globals, "replace", replace_unasked)
+    patch.setattr(GlobalFragments, "replace", replace_unasked)
 
 
 @bug("outer-monotone", 0)
@@ -289,7 +289,7 @@ def weights_are_not_normalised(patch):
 
 @bug("staleness-bound", 57)
 def whatever_is_stale_is_taken(patch):
-    always(patch, Globals, "oldest", -1)
+    always(patch, GlobalFragments, "oldest", -1)
 
 
 @bug("staleness-bound", 57)
@@ -332,12 +332,12 @@ def a_donor_that_has_not_begun_is_good_enough(patch):
 
 @bug("bounded-memory", 0)
 def a_state_that_was_taken_over_is_kept(patch):
-    after(patch, Recovery, "drop", lambda _self, _effects: [])
+    after(patch, StateRecovery, "drop", lambda _self, _effects: [])
 
 
 @bug("bounded-memory", 0)
 def a_lent_copy_is_never_let_go(patch):
-    after(patch, Lending, "encoded", lambda _self, effects: effects[:1])
+    after(patch, StateDonor, "encoded", lambda _self, effects: effects[:1])
 
 
 @bug("bounded-memory", 0)
@@ -578,7 +578,7 @@ def a_message_moves_ones_own_entry(patch):
         self.number += bool(heard)
         return learned
 
-    wrap(patch, RunningClock, "tick", tick)
+    wrap(patch, ActorClock, "tick", tick)
 
 
 @bug("clock-vs-truth", 1)
@@ -593,8 +593,8 @@ def the_maximum_is_not_taken(patch):
         own = self.number - 1 if self.number % 5 == 0 else self.number
         return {**dict(zip(self._names, self._counts, strict=True)), self.me: own}
 
-    wrap(patch, RunningClock, "tick", tick)
-    patch.setattr(RunningClock, "since", since)
+    wrap(patch, ActorClock, "tick", tick)
+    patch.setattr(ActorClock, "since", since)
 
 
 @bug("clock-causal", 1)
@@ -602,12 +602,12 @@ def nothing_is_learned_of_a_third(patch):
     def tick(old, self, heard=None, source=""):
         return old(self, {n: c for n, c in (heard or {}).items() if n == source}, source)
 
-    wrap(patch, RunningClock, "tick", tick)
+    wrap(patch, ActorClock, "tick", tick)
 
 
 @bug("clock-vs-truth", 1)
 def only_ones_own_entry_is_told(patch):
-    patch.setattr(RunningClock, "since", lambda self, number, reader=None: {self.me: self.number})
+    patch.setattr(ActorClock, "since", lambda self, number, reader=None: {self.me: self.number})
 
 
 @bug("clock-vs-truth", 2)
@@ -615,7 +615,7 @@ def a_clock_says_one_more_than_it_knows(patch):
     def since(old, self, number, reader=None):
         return {n: c + (n != self.me) for n, c in old(self, number, reader).items()}
 
-    wrap(patch, RunningClock, "since", since)
+    wrap(patch, ActorClock, "since", since)
 
 
 @bug("clock-vs-truth", 1)

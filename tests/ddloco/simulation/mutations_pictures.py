@@ -11,7 +11,7 @@ from ddloco.machines.syncer.machine import Syncer
 from ddloco.stage.actors.actor import Actor, ActorStates
 from ddloco.stage.actors.effects import CaptureState
 from ddloco.stage.actors.messages import ActorBody
-from ddloco.stage.actors.snapshot_adapter import Cutting
+from ddloco.stage.actors.snapshot_adapter import SnapshotAdapter
 from ddloco.workers.simulated.snapshot_sink import SnapshotCapture, SnapshotMemory
 from snapshot import Participant, StateError, coordinator, participant
 from tests.ddloco.simulation.mutations import Mutation, after, always, wrap
@@ -67,7 +67,7 @@ def a_marker_counts_for_both_lanes(patch):
 
 @bug("channel-complete", 1)
 def nothing_is_ever_in_flight(patch):
-    always(patch, Cutting, "hears", [])
+    always(patch, SnapshotAdapter, "hears", [])
 
 
 @bug("channel-complete", 2)
@@ -79,17 +79,17 @@ def only_one_of_several_cuts_hears_what_is_in_flight(patch):
         self.open = whole
         return times
 
-    wrap(patch, participant.Cuts, "heard", heard)
+    wrap(patch, participant.ChannelRecorder, "heard", heard)
 
 
 @bug("channel-complete", 1)
 def what_messages_brought_is_not_written(patch):
-    after(patch, Cutting, "_record_flight", lambda _self, work: replace(work, handles=()))
+    after(patch, SnapshotAdapter, "_record_flight", lambda _self, work: replace(work, handles=()))
 
 
 @bug("snapshot-terminates", 1)
 def it_is_not_checked_whether_markers_are_late(patch):
-    after(patch, Cutting, "mark", lambda _self, effects: [
+    after(patch, SnapshotAdapter, "mark", lambda _self, effects: [
         each for each in effects if not isinstance(each, SetTimer)
     ])  # fmt: skip
 
@@ -97,7 +97,10 @@ def it_is_not_checked_whether_markers_are_late(patch):
 @bug("snapshot-terminates", 2)
 def a_marker_of_who_is_gone_is_awaited(patch):
     wrap(
-        patch, Cutting, "lost", lambda _old, self, peer, _reason: self.links_up.pop(peer, []) and []
+        patch,
+        SnapshotAdapter,
+        "lost",
+        lambda _old, self, peer, _reason: self.links_up.pop(peer, []) and [],
     )
 
 

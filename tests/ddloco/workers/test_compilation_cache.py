@@ -10,7 +10,7 @@ import pytest
 
 from ddloco.job.config import Inner, Worker
 from ddloco.job.protocol.fragment_plan import make_plan
-from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.workers import rpc, server
 from ddloco.workers.compilation_cache import (
     CACHE_BYTES_MAX,
@@ -117,7 +117,7 @@ async def trained(steps, when_prepared=lambda: None):
 
     ``when_prepared`` is called before the first step, once the worker knows its task.
     """
-    with closing(Arena()) as arena:
+    with closing(SharedMemory()) as arena:
         async with open_worker("learner-0", arena, Worker()) as process:
             task = "tests.tasks:regression"
             prepared = await process.expect(

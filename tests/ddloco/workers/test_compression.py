@@ -9,7 +9,7 @@ from ddloco.job.config import Compress
 from ddloco.job.protocol.effects import Differences, EncodeFragment, MergeFragment, Share
 from ddloco.job.protocol.fragment_plan import Leaf
 from ddloco.machines.outer.merge import merge_fragment
-from ddloco.stage.arrays.array_table import Arrays, HostCopy
+from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
 from ddloco.stage.arrays.shared_memory import Region
 from ddloco.workers.compression import FragmentCompression
 from ddloco.workers.layout import Layouts
@@ -27,7 +27,7 @@ class Side:
     def __init__(self, make_job, name="learner-0", leaves=LEAVES, **settings):
         job = replace(make_job(fragments=1, interval=1), compress=Compress(**settings))
         self.layouts = Layouts(job.plan(leaves), job.outer)
-        self.arrays = Arrays()
+        self.arrays = ArrayTable()
         self.compression = FragmentCompression(job, name, self.layouts, self.arrays)
         self.size = self.layouts.segments(0)[-1].stop
 
@@ -156,7 +156,7 @@ def rounds_of(make_job, leaves, count, *, merge="average", momentum=0.0, restart
     """
     job = make_job(fragments=1, interval=1)
     job = replace(job, compress=Compress(**settings), outer=replace(job.outer, merge=merge))
-    layouts, arrays = Layouts(job.plan(leaves), job.outer), Arrays()
+    layouts, arrays = Layouts(job.plan(leaves), job.outer), ArrayTable()
     syncer = FragmentCompression(job, "syncer", layouts, arrays)
     size = layouts.segments(0)[-1].stop
     theta, velocity = np.ones(size, np.float32), np.zeros(size, np.float32)

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from ddloco.job.config import Worker
-from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.workers import rpc
 from ddloco.workers.environment import worker_environment
 from ddloco.workers.forking import started_early
@@ -29,7 +29,7 @@ async def opened():
     async with AsyncExitStack() as stack:
 
         async def open_one(name, worker=None):
-            arena = stack.enter_context(closing(Arena()))
+            arena = stack.enter_context(closing(SharedMemory()))
             return await stack.enter_async_context(open_worker(name, arena, worker or Worker()))
 
         yield open_one
@@ -74,7 +74,7 @@ async def answer_of(process) -> object:
 
 async def test_workers_with_one_environment_have_one_server():
     """The server ends with the last of them. A worker with another environment has its own."""
-    with closing(Arena()) as arena:
+    with closing(SharedMemory()) as arena:
         async with open_worker("learner-0.1", arena, Worker()) as first:
             async with (
                 open_worker("learner-1.1", arena, Worker()) as second,
@@ -93,7 +93,7 @@ async def test_a_server_may_be_started_early():
     """The first worker with its environment finds it there. One that no worker needed is gone."""
     env, other = (worker_environment(os.environ, Worker(threads=n)) for n in (1, 2))
     of_other_tests = set(children_of(os.getpid()))
-    with closing(Arena()) as arena, started_early([env, other, env]):
+    with closing(SharedMemory()) as arena, started_early([env, other, env]):
         early = set(children_of(os.getpid())) - of_other_tests
         async with open_worker("learner-0.1", arena, Worker(threads=1)) as process:
             server = parent_of(await process.pid())
@@ -129,7 +129,7 @@ async def test_workers_end_with_their_server(opened):
 
 async def test_a_stopped_server_does_not_keep_an_actor_from_ending():
     """A SIGSTOP to the process group stops the server as well as the worker."""
-    with closing(Arena()) as arena, trio.fail_after(WAIT_S):
+    with closing(SharedMemory()) as arena, trio.fail_after(WAIT_S):
         async with open_worker("learner-0.1", arena, Worker()) as process:
             pid = await process.pid()
             server = parent_of(pid)
@@ -141,11 +141,11 @@ async def test_a_stopped_server_does_not_keep_an_actor_from_ending():
 OWNER = """
 import os, signal, trio
 from ddloco.job.config import Worker
-from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.workers.process import open_worker
 
 async def main():
-    async with open_worker("learner-0.1", Arena(), Worker()) as process:
+    async with open_worker("learner-0.1", SharedMemory(), Worker()) as process:
         print(await process.pid(), flush=True)
         await trio.sleep_forever()
 

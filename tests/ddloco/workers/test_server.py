@@ -11,7 +11,7 @@ import pytest
 from ddloco.job.config import Inner
 from ddloco.job.protocol.fragment_plan import make_plan
 from ddloco.job.protocol.state_layout import piece_slice, pieces_of
-from ddloco.stage.arrays.shared_memory import PAGE, Arena, ArenaView
+from ddloco.stage.arrays.shared_memory import PAGE, ArenaView, SharedMemory
 from ddloco.workers import rpc
 from ddloco.workers.rpc import span_of
 from ddloco.workers.server import Trainer, schedule_counts, with_counts
@@ -62,7 +62,7 @@ class Harness:
 @pytest.fixture
 def arena():
     """Shared memory for as many trainers as there are."""
-    arena = Arena()
+    arena = SharedMemory()
     yield arena
     arena.close()
 

@@ -7,12 +7,12 @@ import trio
 from ddloco.job.protocol.fragment_plan import Leaf, make_plan
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot
 from ddloco.stage.actors.events import WorkFailed
-from ddloco.stage.arrays.array_table import Arrays, HostCopy
-from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
+from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.driver.snapshot_sink import DigestSink, StoreSink
 from ddloco.stage.driver.snapshot_writer import FROZEN, payload_tensors
 from ddloco.workers import rpc
-from ddloco.workers.snapshot_work import STATE, CaptureWork, leaf_tensors, theta_of
+from ddloco.workers.snapshot_work import STATE, SnapshotWork, leaf_tensors, theta_of
 from snapshot import SnapshotError, Store
 from transport import Payload, describe
 
@@ -46,11 +46,11 @@ class Harness:
     """One actor's work, its arrays, and the place where it writes."""
 
     def __init__(self, folder, sink=None):
-        self.arena = Arena()
-        self.arrays = Arrays(self.arena)
+        self.arena = SharedMemory()
+        self.arrays = ArrayTable(self.arena)
         self.store = Store(folder)
         self.process = Process()
-        self.work = CaptureWork(self.arrays, self.process, sink or StoreSink(self.store, {}))
+        self.work = SnapshotWork(self.arrays, self.process, sink or StoreSink(self.store, {}))
         self.work.plan = PLAN
 
     def state(self, *handles):

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 
 from ddloco.job.protocol.effects import InstallState
-from ddloco.stage.arrays.array_table import Arrays, HostCopy
-from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
+from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.workers import rpc
-from ddloco.workers.state_transfer import StateWork
+from ddloco.workers.state_transfer import StateTransfer
 from transport import Payload, describe
 
 
 @pytest.fixture
 def arrays():
     """An actor's arrays, with memory that its worker shares."""
-    arena = Arena()
-    yield Arrays(arena)
+    arena = SharedMemory()
+    yield ArrayTable(arena)
     arena.close()
 
 
@@ -47,7 +47,7 @@ async def test_pieces_that_arrived_in_shared_memory_are_not_copied(arrays):
     arrays.put("other", payload(other))
     worker = Worker()
     work = InstallState(5, ("copied", "arrived", "other"))
-    done = await StateWork(arrays, worker).install(work)
+    done = await StateTransfer(arrays, worker).install(work)
     assert done.work == 5
     assert done.sound
     (request,) = worker.requests

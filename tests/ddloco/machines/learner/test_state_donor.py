@@ -5,7 +5,7 @@ import pytest
 from ddloco.job.protocol.effects import CopyState, EncodePiece
 from ddloco.job.protocol.events import PieceEncoded, StateCopied
 from ddloco.job.protocol.messages import StatePiece, StateWanted
-from ddloco.machines.learner.state_donor import ASKED_MAX, LENDING, LENDING_S, Lending
+from ddloco.machines.learner.state_donor import ASKED_MAX, LENDING, LENDING_S, StateDonor
 from ddloco.machines.work_numbers import WorkNumbers
 from transport import BULK, CONTROL, Drop, Keep, Send, SetTimer
 
@@ -17,7 +17,7 @@ class Harness:
 
     def __init__(self):
         self.numbers = WorkNumbers()
-        self.machine = Lending()
+        self.machine = StateDonor()
 
     @property
     def work(self):

@@ -4,7 +4,7 @@ import pytest
 
 from ddloco.job.protocol.events import OwnState
 from ddloco.job.protocol.messages import Resume, StatePiece, StateWanted
-from ddloco.machines.learner.state_recovery import PIECES_MAX, WINDOW_PIECES, Recovery
+from ddloco.machines.learner.state_recovery import PIECES_MAX, WINDOW_PIECES, StateRecovery
 from transport import Drop, Keep, Send
 
 LEAD = "syncer"
@@ -14,7 +14,7 @@ DONOR, OTHER = "learner-1.1", "learner-2.1"
 @pytest.fixture
 def recovery():
     """One that was named a donor, and has asked for the first piece."""
-    recovery = Recovery()
+    recovery = StateRecovery()
     recovery.resume(Resume(7, DONOR), LEAD)
     return recovery
 
@@ -33,7 +33,7 @@ def piece(index, who=DONOR, copy=3, pieces=4):
 
 def test_nothing_is_asked_before_a_donor_is_named():
     """Nor is it known where the data continues."""
-    recovery = Recovery()
+    recovery = StateRecovery()
     assert (None, False) == (recovery.batches, recovery.complete)
     assert [] == recovery.resume(Resume(7, ""), LEAD)
     assert 7 == recovery.batches
@@ -41,7 +41,7 @@ def test_nothing_is_asked_before_a_donor_is_named():
 
 def test_of_an_unknown_copy_the_first_piece_is_asked_for():
     """How many there are is said with it."""
-    recovery = Recovery()
+    recovery = StateRecovery()
     assert [(DONOR, 0, 0)] == asked(recovery.resume(Resume(0, DONOR), LEAD))
 
 
@@ -122,7 +122,7 @@ def test_a_piece_that_comes_twice_is_held_once(recovery):
 
 def test_ones_own_state_is_there_already():
     """No donor is asked for one; the position in the data comes from the syncer all the same."""
-    recovery = Recovery()
+    recovery = StateRecovery()
     assert [Keep("own")] == recovery.bring(OwnState("syncer.1:9", 3, (5, 6), "own", b"d"))
     assert recovery.complete
     assert [] == recovery.resume(Resume(7, DONOR), LEAD)
@@ -133,7 +133,7 @@ def test_ones_own_state_is_there_already():
 
 def test_ones_own_state_may_be_of_no_use():
     """It is released without a message, and a donor's is requested when one is named again."""
-    recovery = Recovery()
+    recovery = StateRecovery()
     recovery.bring(OwnState("syncer.1:9", 3, (5, 6), "own", b"d"))
     recovery.resume(Resume(7, DONOR), LEAD)
     assert [] == recovery.refused("NaN", LEAD)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddloco.job.protocol.messages import Contribution, JobBody, Progress
-from ddloco.stage.arrays.reassembly import Arrivals
+from ddloco.stage.arrays.reassembly import Reassembly
 from transport import (
     PROTOCOL_VERSION,
     Assembler,
@@ -47,7 +47,9 @@ def buffers():
 def arrivals(buffers):
     """With the product's assemblers."""
     codec = Codec(JobBody, JOB)
-    return Arrivals(lambda _: Assembler(codec, allocate=buffers.allocate, release=buffers.release))
+    return Reassembly(
+        lambda _: Assembler(codec, allocate=buffers.allocate, release=buffers.release)
+    )
 
 
 def frames_of(sender, body=None):

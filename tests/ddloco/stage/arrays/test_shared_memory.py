@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddloco.stage.arrays.array_table import Arrays, HostCopy
-from ddloco.stage.arrays.shared_memory import FILE_OFFSETS, KEPT_FREE, PAGE, Arena, ArenaView
+from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
+from ddloco.stage.arrays.shared_memory import FILE_OFFSETS, KEPT_FREE, PAGE, ArenaView, SharedMemory
 from transport import Payload
 
 CHILD = """
@@ -29,7 +29,7 @@ second[:] = 11
 @pytest.fixture
 def arena():
     """Give an arena that is closed at the end."""
-    arena = Arena()
+    arena = SharedMemory()
     yield arena
     arena.close()
 
@@ -150,7 +150,7 @@ def test_what_lies_elsewhere_is_not_found(arena):
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([0, 1, 64, PAGE, PAGE + 1])), max_size=20))
 def test_regions_in_use_never_overlap(steps):
     """However regions are allocated and freed, no two overlap."""
-    arena, used = Arena(), []
+    arena, used = SharedMemory(), []
     for number, (take, nbytes) in enumerate(steps):
         if take or not used:
             region = arena.allocate(nbytes)
@@ -167,7 +167,7 @@ def test_regions_in_use_never_overlap(steps):
 
 def test_bytes_outlive_the_arena():
     """Closing lets go of the file; arrays that are still looked at stay."""
-    arena = Arena()
+    arena = SharedMemory()
     region = arena.allocate(10)
     region.data[:] = 4
 
@@ -178,7 +178,7 @@ def test_bytes_outlive_the_arena():
 
 def test_a_freed_handle_gives_its_region_back(arena):
     """Host copies and payloads in the arena are used again once their handle is freed."""
-    arrays = Arrays(arena)
+    arrays = ArrayTable(arena)
     copy, wire = arena.allocate(64), arena.allocate(128)
     arrays.put("host/1", HostCopy(copy))
     arrays.put("wire/0/1", Payload((), wire.data))
@@ -198,7 +198,7 @@ def test_a_freed_handle_gives_its_region_back(arena):
 def test_a_region_is_reused_once_nothing_borrowed_from_it_is_left(arena):
     """A buffer made of a borrowed array holds the region, as ZeroMQ does while it sends, although
     payload and handles are gone; the last one may be dropped in any thread."""
-    arrays, region = Arrays(arena), arena.allocate(256)
+    arrays, region = ArrayTable(arena), arena.allocate(256)
     region.data[:] = 3
     copy = HostCopy(region, start=1000)
     arrays.put("host/1", copy)
@@ -251,7 +251,7 @@ def test_a_region_whose_loans_are_over_is_freed_as_before(arena):
 
 def test_a_handle_is_named_once():
     """Two arrays under one name are a mistake of ours."""
-    arrays = Arrays()
+    arrays = ArrayTable()
     arrays.put("x", None)
 
     with pytest.raises(AssertionError, match="x is named twice"):
@@ -273,7 +273,7 @@ def small_place(tmp_path):
 def test_what_has_no_room_in_memory_lies_in_a_file(small_place, tmp_path):
     """Docker gives /dev/shm 64 MB; both sides see what lies in either place, and freed regions are
     used again."""
-    arena = Arena([small_place, tmp_path])
+    arena = SharedMemory([small_place, tmp_path])
     view = ArenaView(arena.filenos())
     small, large = arena.allocate(5000), arena.allocate(2**20)
     small.data[:], large.data[:] = 3, 4
@@ -288,7 +288,7 @@ def test_what_has_no_room_in_memory_lies_in_a_file(small_place, tmp_path):
 
 def test_without_room_anywhere_one_line_says_what_helps(small_place):
     """And not a signal; what has room continues."""
-    arena = Arena([small_place, small_place])
+    arena = SharedMemory([small_place, small_place])
     with pytest.raises(OSError, match="no room to share 1,048,576 bytes") as raised:
         arena.allocate(2**20)
     assert "--shm-size" in str(raised.value)
@@ -299,8 +299,8 @@ def test_without_room_anywhere_one_line_says_what_helps(small_place):
 
 def test_a_place_that_is_not_there_is_no_matter(tmp_path):
     """A system without /dev/shm; where nothing can be made, the same line says so."""
-    arena = Arena([tmp_path / "none", tmp_path])
+    arena = SharedMemory([tmp_path / "none", tmp_path])
     arena.allocate(5000).data[:] = 1
     arena.close()
     with pytest.raises(OSError, match="TMPDIR"):
-        Arena([tmp_path / "none", tmp_path / "neither"])
+        SharedMemory([tmp_path / "none", tmp_path / "neither"])

@@ -39,7 +39,7 @@ from ddloco.machines.registry import machine_for
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import Restored, StopRequested
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import REFUSALS_LOGGED_MAX, Driver
 from ddloco.stage.process.log import ActorLog
 from replay import Header, Player, Recorder, Tape, TapeError, TapeWriter, tape
@@ -169,7 +169,7 @@ class Cluster:
         actor = new_actor(incarnation, self.machine_for(self.job, incarnation))
         decisions = self.decisions[incarnation] = []
         actor = Noting(actor, decisions)
-        arrays = Arrays()
+        arrays = ArrayTable()
         log = self.logs[incarnation] = ActorLog(self.folder / f"{incarnation}.jsonl", incarnation)
         driver = self.drivers[incarnation] = Driver(
             actor,
@@ -685,7 +685,7 @@ async def test_who_goes_on_begins_each_piece_of_work_once(tmp_path, autojump_clo
             actors=("syncer",),
             endpoint=MemoryFabric(1).endpoint("syncer"),
             executor=executor,
-            arrays=Arrays(),
+            arrays=ArrayTable(),
             recorder=Recorder(None),
             time=time,
             log=log,

@@ -14,7 +14,7 @@ from ddloco.job.config import job_from, load_job
 from ddloco.roles.job_program import program_of
 from ddloco.stage.files.faults import Fault, Faults, Kind, Storm
 from ddloco.stage.files.toml import ConfigError
-from ddloco.stage.nodes.fault_injector import Chaos, joiners, live_schedule, relayed
+from ddloco.stage.nodes.fault_injector import FaultInjector, joiners, live_schedule, relayed
 from ddloco.stage.process.log import ActorLog
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
@@ -121,7 +121,7 @@ def world(tmp_path):
             actors.begun = trio.current_time()
 
         with closing(ActorLog(path, "chaos.1")) as log:
-            chaos = Chaos(faults, 42, actors, links, log)
+            chaos = FaultInjector(faults, 42, actors, links, log)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(chaos.run, ready)
                 await trio.sleep(7.001)

@@ -9,9 +9,9 @@ from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.actors.events import Begun, StopRequested
 from ddloco.stage.actors.messages import ActorBody
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.files.settings import SnapshotTable, TapeTable
-from ddloco.stage.nodes.node import Hosted, OpenedActor, recorder_for, run_together
+from ddloco.stage.nodes.node import HostedActor, OpenedActor, recorder_for, run_together
 from replay import Recorder, open_tapes
 from tests.transport.memory import MemoryFabric
 
@@ -46,7 +46,7 @@ class Alone:
             return
         yield OpenedActor(
             new_actor(hosted.incarnation, self.machine), Begun(hosted.incarnation), [], ActorBody,
-            None, Arrays(), Recorder(None), lambda header: None, dict,
+            None, ArrayTable(), Recorder(None), lambda header: None, dict,
         )  # fmt: skip
         self.closed = hosted.finish is not None
 
@@ -61,7 +61,9 @@ class Alone:
 def host(tmp_path):
     """Makes an actor on this host."""
     fabric = MemoryFabric(seed=1)
-    return lambda name, raises=False: Hosted(Alone(raises), name, tmp_path, fabric.endpoint(name))
+    return lambda name, raises=False: HostedActor(
+        Alone(raises), name, tmp_path, fabric.endpoint(name)
+    )
 
 
 async def test_a_stop_is_requested_before_the_actor_starts(host, autojump_clock):

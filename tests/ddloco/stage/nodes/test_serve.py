@@ -40,11 +40,15 @@ def test_a_syncer_that_has_gone_on_from_a_snapshot_goes_on_from_itself(tmp_path)
     """The same words are typed again after a crash; the snapshot is not even looked for then."""
     snapshot = str(tmp_path / "nowhere" / "latest")
     with pytest.raises(SnapshotError, match="nowhere"):
-        who_leads(program_of(OPEN), tmp_path, Terms(snapshot=snapshot))
+        who_leads(program_of(OPEN), "syncer", tmp_path, Terms(snapshot=snapshot))
     (tmp_path / "tapes").mkdir()
     (tmp_path / "tapes" / "syncer.3@55.tape").touch()
-    assert ("syncer.4", None) == who_leads(program_of(OPEN), tmp_path, Terms(snapshot=snapshot))
-    assert ("syncer.5", None) == who_leads(program_of(OPEN), tmp_path, Terms(snapshot=snapshot))
+    assert ("syncer.4", None) == who_leads(
+        program_of(OPEN), "syncer", tmp_path, Terms(snapshot=snapshot)
+    )
+    assert ("syncer.5", None) == who_leads(
+        program_of(OPEN), "syncer", tmp_path, Terms(snapshot=snapshot)
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ddloco.job.protocol.messages import JobBody
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import StopRequested
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import Driver
 from ddloco.stage.observers import observer_server as windows
 from ddloco.stage.observers.observer_protocol import (
@@ -53,7 +53,7 @@ class Stand:
     def __init__(self):
         self.fabric = MemoryFabric(1)
         self.endpoint = self.fabric.endpoint("syncer")
-        self.arrays = Arrays()
+        self.arrays = ArrayTable()
         self.time = ManualTime()
         self.facts = {"t": 3}
         self.refused = []
@@ -425,7 +425,7 @@ async def test_observers_are_below_the_door(tmp_path, autojump_clock):
         actors=("syncer",),
         endpoint=endpoint,
         executor=None,
-        arrays=Arrays(),
+        arrays=ArrayTable(),
         recorder=Recorder(TapeWriter(tmp_path / "syncer.1.tape", header)),
         time=ManualTime(),
         log=ActorLog(tmp_path / "log.jsonl", "syncer.1"),

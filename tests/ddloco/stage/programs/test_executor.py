@@ -5,7 +5,7 @@ import pytest
 
 from ddloco.stage.actors.effects import Calculation
 from ddloco.stage.actors.events import Computed, WorkFailed
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.snapshot_sink import DigestSink
 from ddloco.stage.programs.executor import ComputationExecutor
 from ddloco.stage.programs.user_actor import Call
@@ -17,7 +17,7 @@ WORK = Calculation(7, ("in/1",), ("sum",))
 
 def computing(compute):
     """With one array."""
-    arrays = Arrays()
+    arrays = ArrayTable()
     arrays.put("in/1", ONES)
     return ComputationExecutor(compute, Calculation, arrays, DigestSink()), arrays
 
@@ -64,7 +64,7 @@ class Odd(Calculation, frozen=True):
 
 async def test_work_that_a_program_does_not_name_fails():
     """At once, and not when a snapshot with it is read."""
-    arrays = Arrays()
+    arrays = ArrayTable()
     stage = ComputationExecutor(None, Call, arrays, DigestSink())
     failed = await stage.do(Odd(7, (), ()))
     assert isinstance(failed, WorkFailed)

@@ -6,7 +6,7 @@ import trio
 from ddloco.job.protocol.effects import MakeParameters, MergeFragment, Recover, Share
 from ddloco.job.protocol.tape_facts import TENSORS, is_simulated
 from ddloco.simulation import fuzz
-from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import FragmentMemory, leaves_of
 from replay import open_tapes
@@ -19,7 +19,7 @@ def shop(tmp_path):
     """The worker of a simulated syncer's tape, its arrays, and what it keeps."""
     fuzz.run(SEED, tmp_path)
     tape = next(each for each in open_tapes(tmp_path) if each.incarnation == "syncer.1")
-    job, arrays, fragment_memory = fuzz.draw(SEED).job, Arrays(), FragmentMemory()
+    job, arrays, fragment_memory = fuzz.draw(SEED).job, ArrayTable(), FragmentMemory()
     return (
         SimulatedWorkExecutor(job, tape.header, arrays, fragment_memory),
         arrays,

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.machines.outer.merge_rules import median
 from ddloco.machines.outer.merge_rules.median import MEDIAN
 
 SIZE = 300
@@ -64,3 +65,16 @@ def test_a_zero_has_one_sign(count):
         assert not np.signbit(out).any()
     MEDIAN.combine(-anchor, list(anchor + signs), out)
     assert not np.signbit(out).any()
+
+
+@pytest.mark.parametrize("elements", [1, 40, 10**9])
+def test_its_memory_is_bounded_and_does_not_change_a_bit(monkeypatch, elements):
+    """However few changes are sorted at a time, the result and its sum of squares are the same."""
+    rng = np.random.default_rng(5)
+    anchor, *raws = rng.standard_normal((6, SIZE), np.float32)
+    whole, parts = np.empty_like(anchor), np.empty_like(anchor)
+    square = MEDIAN.combine(anchor, raws, whole)
+    monkeypatch.setattr(median, "SCRATCH_ELEMENTS", elements)
+    assert square == MEDIAN.combine(anchor, raws, parts)
+    assert whole.tobytes() == parts.tobytes()
+    np.testing.assert_array_equal(whole, np.median(anchor - np.array(raws), axis=0))
