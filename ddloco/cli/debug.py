@@ -13,14 +13,15 @@ from ddloco.cli.ask import complain
 from ddloco.debugger.bundle import SUFFIX, open_bundle, versions_here, write_bundle
 from ddloco.debugger.cluster_status import cluster_at
 from ddloco.debugger.merge_processes import processes_for
-from ddloco.debugger.recorded_run import RecordedRun, is_syncer
+from ddloco.debugger.recorded_job import is_syncer, job_in, open_run
+from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.report import write_report
 from ddloco.debugger.run_diff import compare
 from ddloco.debugger.why import Told, why_absent, why_event, why_loss, why_merge
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.process.console import SafeConsole
-from ddloco.stage.process.entry_point import in_one_line
+from ddloco.stage.process.entry_point import NamedError, in_one_line
 from ddloco.stage.process.process_pool import ProcessLostError
 from ddloco.stage.process.terminal import one_line
 from ddloco.workers.task_sources import SOURCE
@@ -53,7 +54,7 @@ def explained(
     try:
         run = _opened(given, given.folder, wanted)
         return answer(run)
-    except (TapeError, ConfigError, SnapshotError, StorageError) as error:
+    except (TapeError, ConfigError, NamedError, SnapshotError, StorageError) as error:
         return complain(error)
     except ProcessLostError as error:
         return complain(error, FOUND)
@@ -70,7 +71,7 @@ def explained(
 def _opened(
     given: argparse.Namespace, path: Path, wanted: Callable[[str], bool] | None = None
 ) -> RecordedRun:
-    return RecordedRun(path, salvage=given.salvage, wanted=wanted, trust=given.trust)
+    return open_run(path, salvage=given.salvage, wanted=wanted, trust=given.trust)
 
 
 def _before(runs: Sequence[RecordedRun]) -> list[str]:
@@ -98,13 +99,13 @@ def why(given: argparse.Namespace) -> int:
 def _answer(run: RecordedRun, given: argparse.Namespace) -> Told:
     match given.question:
         case "merge":
-            return why_merge(run, given.t)
+            return why_merge(job_in(run), given.t)
         case "absent":
-            return why_absent(run, given.learner, given.t)
+            return why_absent(job_in(run), given.learner, given.t)
         case "event":
             return why_event(run, given.event, given.depth)
         case _:
-            return why_loss(run)
+            return why_loss(job_in(run))
 
 
 def diff(given: argparse.Namespace) -> int:
@@ -157,7 +158,7 @@ def bundle(given: argparse.Namespace) -> int:
     print(f"{folder}: a run of {one_line(about.job)}")
     for difference in about.differences(versions_here()):
         print(f"differs from the recording: {one_line(difference)}")
-    if about.task and not about.redacted:
+    if about.task and (folder / SOURCE).is_dir():
         print(f"its task is {about.task}; read {folder / SOURCE} before you let it run")
         print(f"replay it with: cd {folder / SOURCE} && ddloco replay .. --trust")
     else:

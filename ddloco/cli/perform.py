@@ -4,7 +4,6 @@ The actors are defined by a program (``ddloco.stage.Program``).
 """
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,7 +31,7 @@ from ddloco.stage.nodes.waiting import peers_of, tell_waiting
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import NamedError
 from ddloco.stage.process.signals import stop_on_signal
-from ddloco.stage.programs.program import LoadedProgram, load_program
+from ddloco.stage.programs.program import LoadedProgram, find_programs, load_program
 from snapshot import SnapshotError, StorageError, Store
 
 
@@ -80,15 +79,6 @@ def _check_options(given: argparse.Namespace) -> None:
         raise ConfigError("--processes: all actors are processes here; not with --only")
     if given.chaos is not None and not given.processes:
         raise ConfigError(f"--chaos {given.chaos}: applies to processes; add --processes")
-
-
-def find_programs() -> Path:
-    """Make programs importable from the current folder; returns it. Programs are built on ddloco's
-    packages, which are imported already and so take precedence over modules of the same name."""
-    here = Path.cwd()
-    if str(here) not in sys.path:
-        sys.path.insert(0, str(here))
-    return here
 
 
 def options_said(overrides: Sequence[str]) -> dict[str, Any]:

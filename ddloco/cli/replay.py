@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ddloco.cli.ask import complain
-from ddloco.cli.perform import find_programs
 from ddloco.debugger.merge_without import merge_without
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import open_job, open_run
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
 from ddloco.debugger.wording import phrase
 from ddloco.monitoring.live_display import PLAIN_LINE_S
@@ -32,7 +31,6 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import NamedError
-from ddloco.stage.programs.program import is_program
 from ddloco.workers.breakpoints import Turn
 from ddloco.workers.executor import WorkerRequestError
 from ddloco.workers.task import TaskError
@@ -178,8 +176,6 @@ def trusted_replay(
     """
     tapes = open_recording(folder, salvage=salvage)
     check_task(tapes, folder, task, trust=trust)
-    if is_program(tapes[0].header.job):
-        find_programs()
     return replay_of(
         folder, progress, warn, snapshot, task, salvage=salvage, trust=trust, turns=turns
     )
@@ -211,7 +207,7 @@ def _replay_until(given: argparse.Namespace, warn: Callable[[str], None]) -> int
     """Stop before an event, and look at the job there."""
     if given.snapshot:
         raise ConfigError("--until: goes from the beginning of the tapes; leave out --from")
-    run = RecordedRun(given.folder, salvage=given.salvage, trust=given.trust)
+    run = open_run(given.folder, salvage=given.salvage, trust=given.trust)
     incarnation, number = run.resolve(given.until)
     if not given.json:
         for line in run.preface():
@@ -244,7 +240,7 @@ def _replay_until(given: argparse.Namespace, warn: Callable[[str], None]) -> int
 
 def _merge_without(given: argparse.Namespace, t: int, warn: Callable[[str], None]) -> int:
     """Compute a merge again without some contributions, and show how far its result moves."""
-    run = RecordedRun(given.folder, salvage=given.salvage, trust=given.trust)
+    run = open_job(given.folder, salvage=given.salvage, trust=given.trust)
     found = merge_without(run, t, given.without, task=given.task, trust=given.trust, warn=warn)
     if given.json:
         print(json.dumps(msgspec.to_builtins(found), indent=2))

@@ -13,14 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ddloco.debugger.merge_history import Answer, Merge
-from ddloco.debugger.recorded_run import RecordedRun, parse_event
+from ddloco.debugger.recorded_job import RecordedJob
+from ddloco.debugger.recorded_run import parse_event
 from ddloco.job.config import DATA_PARALLEL
 from ddloco.job.protocol.events import Evaluated, FragmentEncoded, StepFinished
 from ddloco.job.protocol.messages import GlobalFragment, Resume, StatePiece
 from ddloco.stage.files.toml import ConfigError
 from transport import MessageArrived
 
-Kind = Literal["batch", "install", "step", "update", "contribution", "merge"]
+Kind = Literal[
+    "batch", "install", "step", "update", "contribution", "merge", "event", "computation"
+]
 
 LEARNED = StepFinished, FragmentEncoded, GlobalFragment, Resume, StatePiece
 """What is read of a learner's tape."""
@@ -31,9 +34,11 @@ class Key(NamedTuple):
 
     Attributes:
         kind: a batch, an inner step, what was installed before it, the update of its parameters, a
-            contribution, or a merge.
-        who: the learner's incarnation; for a merge its fragment, as ``fragment 3``.
-        number: the inner step; for a contribution and a merge the global step.
+            contribution, a merge; or, of any program, an event or a computation.
+        who: the learner's incarnation; for a merge its fragment, as ``fragment 3``; for a
+            computation its function and a digest of its inputs.
+        number: the inner step; for a contribution and a merge the global step; of an event its
+            number.
     """
 
     kind: Kind
@@ -53,6 +58,10 @@ class Key(NamedTuple):
                 return f"the update of inner step {self.number} of {self.who}"
             case "contribution":
                 return f"the contribution of {self.who} to merge {self.number}"
+            case "event":
+                return f"{self.who}:{self.number}"
+            case "computation":
+                return f"the result of {self.who}"
             case _:
                 return f"merge {self.number} ({self.who})"
 
@@ -88,30 +97,45 @@ class Item(NamedTuple):
         return self.decided, self.computed
 
 
-class AlignedRun:
+class Alignment:
     """All items of a run.
+
+    Attributes:
+        compared: what the items are, in words.
+        items: by key.
+        losses: per learner's incarnation, the loss of each inner step.
+        held_out: the held-out loss of the final model; None if it is not on the tapes.
+        notes: what could not be compared, in words.
+    """
+
+    compared = ""
+
+    def __init__(self) -> None:
+        self.items: dict[Key, Item] = {}
+        self.losses: dict[str, dict[int, float]] = {}
+        self.held_out: float | None = None
+        self.notes: list[str] = []
+
+
+class AlignedRun(Alignment):
+    """All items of a run of a job.
 
     Args:
         run: the recorded run.
         merges: its merges, syncer after syncer; by default they are computed.
-
-    Attributes:
-        items: by key.
-        losses: per learner's incarnation, the loss of each inner step.
-        held_out: the held-out loss of the final model; None if it is not on the tapes.
 
     Raises:
         TapeError: a tape cannot be read.
         ConfigError: the job's method has no merges of fragments.
     """
 
-    def __init__(self, run: RecordedRun, merges: Iterable[Merge] | None = None) -> None:
+    compared = "batches, losses, updates, installed fragments, contributions and merges"
+
+    def __init__(self, run: RecordedJob, merges: Iterable[Merge] | None = None) -> None:
         method = run.job.job.method
         if method in DATA_PARALLEL:
             raise ConfigError(f"{run.path}: job.method = {method!r} has no merges to compare")
-        self.items: dict[Key, Item] = {}
-        self.losses: dict[str, dict[int, float]] = {}
-        self.held_out: float | None = None
+        super().__init__()
         self._tensors: dict[tuple[str, bytes], bytes] = {}
         """The digests of the tensors of what each learner encoded, by its payload's digest."""
         plan = run.plan
@@ -127,7 +151,7 @@ class AlignedRun:
                 if isinstance(event, Evaluated):
                     self.held_out = event.loss
 
-    def _steps(self, run: RecordedRun, learner: str) -> Iterator[tuple[Key, Item]]:
+    def _steps(self, run: RecordedJob, learner: str) -> Iterator[tuple[Key, Item]]:
         """Yield a learner's steps, each after what was installed before it.
 
         A step begins when the one before it is finished, and takes every fragment that has arrived
@@ -232,21 +256,21 @@ def first_differences(one: Mapping[Key, Item], other: Mapping[Key, Item]) -> lis
     differing = {
         key for key, item in one.items() if key in other and item.content != other[key].content
     }
-    parted = differing | _parted_steps(one, differing)
+    parted = differing | _parted_later(one, differing)
     here = [key for key in differing if parted.isdisjoint(one[key].causes)]
     both = [key for key in here if parted.isdisjoint(other[key].causes)]
     return sorted(both or here)
 
 
-def _parted_steps(items: Mapping[Key, Item], differing: set[Key]) -> set[Key]:
-    """Return the inner steps and updates after a difference of their learner.
+def _parted_later(items: Mapping[Key, Item], differing: set[Key]) -> set[Key]:
+    """Return the inner steps, the updates and the events after a difference.
 
     A small difference of parameters may be rounded away in the loss of a step, and show only in the
-    loss of a later one; the parameters differ all the time.
+    loss of a later one; the parameters differ all the time. So does the state of an actor.
     """
     parted: set[Key] = set()
-    for key, item in items.items():  # A learner's steps are in order.
-        if key.kind in {"step", "update"} and any(
+    for key, item in items.items():  # A learner's steps are in order, and events in a causal one.
+        if key.kind in {"step", "update", "event"} and any(
             cause in parted or cause in differing for cause in (key, *item.causes)
         ):
             parted.add(key)

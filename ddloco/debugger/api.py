@@ -16,6 +16,7 @@ from ddloco.debugger.causes import Cause, chain
 from ddloco.debugger.cluster_status import ClusterStatus, cluster_at
 from ddloco.debugger.merge_history import Merge
 from ddloco.debugger.merge_without import MergeWithout, merge_without
+from ddloco.debugger.recorded_job import RecordedJob, job_in, open_run
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.debugger.run_diff import RunDiff, compare
 from ddloco.debugger.stopped_replay import Tensors, arrays_at
@@ -57,7 +58,8 @@ class Run:
 
     Raises:
         TapeError: a tape cannot be read, or is of another run than the others.
-        ConfigError: the tapes are of a program of the user's own.
+        ConfigError: another user recorded the program that the tapes name.
+        NamedError: it cannot be used here.
     """
 
     def __init__(self, path: Path | str, *, salvage: bool = False, trust: bool = False) -> None:
@@ -75,7 +77,16 @@ class Run:
     @cached_property
     def recorded(self) -> RecordedRun:
         """The tapes, for the questions of the ``ddloco.debugger`` modules."""
-        return RecordedRun(self.path, salvage=self._salvage, trust=self._trust)
+        return open_run(self.path, salvage=self._salvage, trust=self._trust)
+
+    @property
+    def job(self) -> RecordedJob:
+        """The tapes of a job, for what only a job has: steps, merges, losses.
+
+        Raises:
+            ConfigError: they are of a program of the user's own.
+        """
+        return job_in(self.recorded)
 
     @property
     def gaps(self) -> tuple[str, ...]:
@@ -90,7 +101,7 @@ class Run:
     @cached_property
     def merges(self) -> tuple[Merge, ...]:
         """All merges, in the order in which they were done."""
-        return tuple(self.recorded.merges())
+        return tuple(self.job.merges())
 
     def merge(self, t: int) -> Merge:
         """Return the merge of global step ``t``.
@@ -98,7 +109,7 @@ class Run:
         Raises:
             ConfigError: there is none.
         """
-        return self.recorded.merge(t)
+        return self.job.merge(t)
 
     def steps(self, learner: str = "") -> list[InnerStep]:
         """Return all inner steps, or those of one learner (by name or incarnation).
@@ -108,9 +119,9 @@ class Run:
         """
         return [
             InnerStep(who, e.step, e.loss, e.tokens, f"{who}:{record.n}", record.at)
-            for who in self.recorded.learners
+            for who in self.job.learners
             if learner in {"", who, actor_of(who)}
-            for record, e in self.recorded.steps_of(who)
+            for record, e in self.job.steps_of(who)
         ]
 
     def at(self, event: str) -> "Position":
@@ -133,7 +144,8 @@ class Run:
         Args:
             predicate: called with each event of one actor, in order.
             start: where to begin; by default at the beginning of the actor's tape.
-            actor: whose events, by incarnation; by default those of ``start``, or of the syncer.
+            actor: whose events, by incarnation; by default those of ``start``, or of the actor
+                that leads.
         """
         return _first_of(self._positions(start, actor, 1), predicate)
 
@@ -148,7 +160,7 @@ class Run:
 
     def _positions(self, start: "Position | None", actor: str, stride: int) -> "Iterator[Position]":
         run = self.recorded
-        who = actor or (start.actor if start is not None else run.syncer)
+        who = actor or (start.actor if start is not None else run.lead)
         first, last = run.first(who), run.tape_of(who).events
         if start is not None and start.actor == who:
             begin = start.number + stride
@@ -171,7 +183,7 @@ class Run:
             TapeError, WorkerRequestError: the run cannot be replayed.
         """
         names = [without] if isinstance(without, str) else without
-        return merge_without(self.recorded, t, names, trust=self._trust)
+        return merge_without(self.job, t, names, trust=self._trust)
 
     def diff(self, other: "Run | Path | str") -> RunDiff:
         """Compare this run with another one by what their items mean.
@@ -275,6 +287,9 @@ class Position:
         for learner in told.learners:
             if wanted in {learner.learner, actor_of(learner.learner)}:
                 return msgspec.to_builtins(learner)
+        for each in told.actors:
+            if wanted in {each.incarnation, actor_of(each.incarnation)}:
+                return msgspec.to_builtins(each)
         raise ConfigError(f"{self.ref} knows nothing of {wanted}, or there is no tape of it")
 
     def array(self, handle: str) -> "Tensors":

@@ -84,7 +84,7 @@ class About(Struct, frozen=True, forbid_unknown_fields=True):
         job: the job's id.
         code: the ddloco that recorded it.
         fingerprint: versions, device and variables of the first tape.
-        task: what the tapes name; empty for a simulated run.
+        task: the task or the program that the tapes name; empty for a simulated run.
         files: everything that follows, in this order.
         redacted: whether log and source were left out.
         format: of bundles.
@@ -136,7 +136,8 @@ def write_bundle(run: Path, to: Path, *, redact: bool = False) -> About:
     tapes = open_recording(run)
     header = tapes[0].header
     table = header.job.get("job")
-    task = str(table.get("task", "")) if isinstance(table, dict) else ""
+    named = table.get("task", "") if isinstance(table, dict) else header.job.get("program", "")
+    task = str(named)
     folder = run_folder_of(run)
     begins_late = any(each.header.after for each in tapes)
     try:

@@ -1,4 +1,4 @@
-"""The chain of causes of an event, back to what came from outside the job.
+"""The chain of causes of an event, back to what came from outside.
 
 The cause of a message is the event of its sender that sent it; of a result, the event that asked
 for the work; of a timer, the event that set it. Everything else (a start, a connection, a request
@@ -74,7 +74,7 @@ def _link(
             return Cause(ref, at, what, f"{origin} sent it, before its tape begins"), None
         return Cause(ref, at, what, f"{origin} sent it", origin), (event.sender, sent)
     if not isinstance(event, WorkResult | TimerFired):
-        return Cause(ref, at, what, "it came from outside the job"), None
+        return Cause(ref, at, what, "it came from outside"), None
     if who not in requests:  # Causes lie further and further back, so this covers all of them.
         requests[who] = _Requests(run, who, number)
     if isinstance(event, TimerFired):

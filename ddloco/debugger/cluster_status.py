@@ -1,22 +1,27 @@
-"""The status of a whole job at one event: every actor at what that event knew of it.
+"""The status of a whole run at one event: every actor at what that event knew of it.
 
 The causal past of an event is a consistent cut: each actor is shown at its own entry in the event's
 clock. Actors of which the event knew nothing are left out.
 """
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
 from clocks import actor_of, number_of
+from ddloco.debugger.recorded_job import job_in
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.wording import phrase
 from ddloco.job.protocol.status import LearnerStatus, Status
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
+from ddloco.monitoring.actor_view import actor_picture
 from ddloco.monitoring.status_view import picture, seconds
+from ddloco.stage.actors.events import WorkFailed
+from ddloco.stage.actors.status import ActorStatus, error_in, status_of
+from transport import LaneBroken
 
 
 class RecordedLearnerStatus(LearnerStatus, frozen=True, kw_only=True):
@@ -43,13 +48,14 @@ class RecordedLearnerStatus(LearnerStatus, frozen=True, kw_only=True):
 
 
 class ClusterStatus(Struct, frozen=True):
-    """A whole job at one event.
+    """A whole run at one event.
 
     Attributes:
         event: the event.
         what: what happened there, in words.
         syncers: the syncers in its causal past, at their newest events there.
         learners: likewise the learners.
+        actors: likewise the actors of a program of the user's own, and of other methods.
         missing: incarnations in its causal past that are not shown, each with the reason.
     """
 
@@ -58,22 +64,29 @@ class ClusterStatus(Struct, frozen=True):
     syncers: tuple[Status, ...]
     learners: tuple[RecordedLearnerStatus, ...]
     missing: tuple[str, ...] = ()
+    actors: tuple[ActorStatus, ...] = ()
 
     def picture(self) -> Group:
-        """Return it as people read it: each syncer as in the live status, then the learners."""
+        """Return it as people read it: each syncer as in the live status, then the learners; of any
+        other actor the links, the work and the state."""
+        title = f"[bold]{escape(self.event)}[/bold]: {escape(self.what)}"
+        missing = [f"gap: {escape(each)}" for each in self.missing]
+        shown = [*map(picture, self.syncers), *map(actor_picture, self.actors)]
+        return Group(title, *missing, *shown, *([self._table()] if self.learners else []))
+
+    def _table(self) -> Table:
+        """The learners."""
         table = Table("learner", "event", "inner step", "step time", "versions", "state")
         for each in self.learners:
             step_s = seconds(each.step_s) if each.step_s is not None else "-"
             span = f"{min(each.versions)} to {max(each.versions)}" if each.versions else "-"
             row = (each.learner, each.event, str(each.step), step_s, span, each.state)
             table.add_row(*map(escape, row))
-        title = f"[bold]{escape(self.event)}[/bold]: {escape(self.what)}"
-        missing = [f"gap: {escape(each)}" for each in self.missing]
-        return Group(title, *missing, *(picture(each) for each in self.syncers), table)
+        return table
 
 
 def cluster_at(run: RecordedRun, incarnation: str, number: int) -> ClusterStatus:
-    """Return the status of the job at the causal past of an event.
+    """Return the status of all actors at the causal past of an event.
 
     Raises:
         ConfigError: there is no such event.
@@ -87,6 +100,7 @@ def cluster_at(run: RecordedRun, incarnation: str, number: int) -> ClusterStatus
             newest[actor_of(who)] = who
     syncers: list[Status] = []
     learners: list[RecordedLearnerStatus] = []
+    actors: list[ActorStatus] = []
     missing: list[str] = []
     for who in sorted(newest.values(), key=str.encode):
         absent = _not_on_tape(run, who, known[who])
@@ -96,11 +110,14 @@ def cluster_at(run: RecordedRun, incarnation: str, number: int) -> ClusterStatus
         told = _status_of(run, who, known[who])
         if isinstance(told, Status):
             syncers.append(told)
-        elif told is not None:
+        elif isinstance(told, ActorStatus):
+            actors.append(told)
+        else:
             learners.append(told)
     what = phrase(run.at(incarnation, number).event)
     ref = f"{incarnation}:{number}"
-    return ClusterStatus(ref, what, tuple(syncers), tuple(learners), tuple(missing))
+    shown = tuple(syncers), tuple(learners), tuple(missing), tuple(actors)
+    return ClusterStatus(ref, what, *shown)
 
 
 def _not_on_tape(run: RecordedRun, who: str, number: int) -> str:
@@ -115,12 +132,14 @@ def _not_on_tape(run: RecordedRun, who: str, number: int) -> str:
     return ""
 
 
-def _status_of(run: RecordedRun, who: str, number: int) -> Status | RecordedLearnerStatus | None:
+def _status_of(
+    run: RecordedRun, who: str, number: int
+) -> Status | RecordedLearnerStatus | ActorStatus:
     # One event before the first that can be stepped to is the cut that the tape continues from.
     at = run.at(who, number).at if number >= run.first(who) else run.beginning(who).at
     machine = run.walker(who).actor.machine
     if isinstance(machine, Syncer):
-        job = run.job
+        job = job_in(run).job
         return Status(
             **asdict(machine.status(at)),
             name=job.job.name,
@@ -138,4 +157,21 @@ def _status_of(run: RecordedRun, who: str, number: int) -> Status | RecordedLear
     if isinstance(machine, Learner):
         told = asdict(machine.status(at))
         return RecordedLearnerStatus(**told, learner=who, event=f"{who}:{number}", at=at)
-    return None
+    return replace(
+        status_of(run.walker(who).actor, at),
+        address=f"{who}:{number}",
+        name=run.program.name,
+        job=run.program.id,
+        error=_error_until(run, who, number),
+    )
+
+
+def _error_until(run: RecordedRun, who: str, number: int) -> str:
+    """The newest error on a tape up to an event."""
+    found = ""
+    for record, event in run.events(who, WorkFailed, LaneBroken):
+        if record.n > number:
+            break
+        said = error_in(event)
+        found = f"{said} (event {record.n})" if said else found
+    return found

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from clocks import actor_of
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import RecordedJob, open_job
 from ddloco.debugger.timeline import TimelineEvent, sent_at, timeline
 from ddloco.machines.learner.machine import Learner
 from ddloco.replayer.recording import run_folder_of
@@ -208,7 +208,7 @@ def first_steps(tapes: Sequence[Tape]) -> dict[str, Begun]:
     if not tapes or is_program(tapes[0].header.job):
         return found
     with suppress(ConfigError, TapeError):
-        run = RecordedRun(run_folder_of(tapes[0].path), salvage=True)
+        run = open_job(run_folder_of(tapes[0].path), salvage=True)
         for name in run.learners:
             with suppress(ConfigError, TapeError, Divergence, SnapshotError):
                 begun = _first_step(run, name)
@@ -216,7 +216,7 @@ def first_steps(tapes: Sequence[Tape]) -> dict[str, Begun]:
     return found
 
 
-def _first_step(run: RecordedRun, name: str) -> Begun | None:
+def _first_step(run: RecordedJob, name: str) -> Begun | None:
     stepper = run.stepper(name)
     machine = stepper.actor.machine
     running = machine.running if isinstance(machine, Learner) else None

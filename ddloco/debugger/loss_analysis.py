@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from clocks import actor_of
 from ddloco.debugger.merge_history import Answer, Merge
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import RecordedJob
 
 BEFORE_STEPS = 20
 """Losses that a band is made of."""
@@ -165,7 +165,7 @@ class LossFindings(Struct, frozen=True):
         return lines
 
 
-def analyse_losses(run: RecordedRun) -> LossFindings:
+def analyse_losses(run: RecordedJob) -> LossFindings:
     """Find the breaks of all learners' losses, and the contributions that stand out.
 
     Raises:
@@ -199,7 +199,7 @@ def analyse_losses(run: RecordedRun) -> LossFindings:
 
 
 def _suspect(
-    run: RecordedRun,
+    run: RecordedJob,
     breaks: Sequence[Break],
     outliers: Sequence[Outlier],
     counted: dict[str, float],
@@ -271,7 +271,7 @@ def _lasts(losses: Sequence[LossStep], at: LossStep, usual: float) -> bool:
     return len(after) >= LASTS_STEPS_MIN and outside >= LASTS_SHARE * len(after)
 
 
-def _led_to(run: RecordedRun, first: Break, syncer: str, number: int) -> bool:
+def _led_to(run: RecordedJob, first: Break, syncer: str, number: int) -> bool:
     """Whether a break came just after an event of a syncer, and knew of it."""
     if not _knew(run, first, syncer, number):
         return False
@@ -281,7 +281,7 @@ def _led_to(run: RecordedRun, first: Break, syncer: str, number: int) -> bool:
     return then.get(syncer, 0) < number
 
 
-def _knew(run: RecordedRun, first: Break, syncer: str, number: int) -> bool:
+def _knew(run: RecordedJob, first: Break, syncer: str, number: int) -> bool:
     """Whether a break had heard of an event of a syncer."""
     event = int(first.event.rpartition(":")[2])
     return run.clock(first.learner, event).wire().get(syncer, 0) >= number
@@ -309,7 +309,7 @@ def find_break(losses: Sequence[LossStep]) -> tuple[LossStep, float] | None:
     return None
 
 
-def _ordered(run: RecordedRun, breaks: list[Break]) -> tuple[Break, ...]:
+def _ordered(run: RecordedJob, breaks: list[Break]) -> tuple[Break, ...]:
     """Mark the breaks that have no other break in their causal past, and put them first."""
     marked: list[Break] = []
     for each in breaks:
@@ -324,7 +324,7 @@ def _ordered(run: RecordedRun, breaks: list[Break]) -> tuple[Break, ...]:
     return tuple(sorted(marked, key=lambda each: (not each.first, each.step, each.learner)))
 
 
-def _outliers(run: RecordedRun) -> list[Outlier]:
+def _outliers(run: RecordedJob) -> list[Outlier]:
     """Return the contributions that stand out. One that is alone in its merge is compared with the
     newest ones to that fragment before it."""
     found: list[Outlier] = []

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ddloco.debugger.merge_history import Merge
+from ddloco.debugger.recorded_job import RecordedJob, open_job
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.stage.process.process_pool import process_pool
 
@@ -25,15 +26,16 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Merge).decode
 
 
-def processes_for(runs: Sequence[RecordedRun]) -> int:
+def processes_for(recorded: Sequence[RecordedRun]) -> int:
     """Return how many processes should compute the merges of some runs: 1 if they are short."""
+    runs = [run for run in recorded if isinstance(run, RecordedJob)]
     long = sum(run.tapes[syncer].events for run in runs for syncer in run.syncers) >= LONG_EVENTS
     tapes = sum(len(run.syncers) for run in runs)
     return max(min(tapes, len(os.sched_getaffinity(0))), 1) if long else 1
 
 
 @contextmanager
-def merges_in(processes: int, runs: Sequence[RecordedRun]) -> Iterator[list[Iterator[Merge]]]:
+def merges_in(processes: int, runs: Sequence[RecordedJob]) -> Iterator[list[Iterator[Merge]]]:
     """Compute the merges of some runs; yields, for each run, its merges syncer after syncer.
 
     Args:
@@ -54,7 +56,7 @@ def merges_in(processes: int, runs: Sequence[RecordedRun]) -> Iterator[list[Iter
         yield [_received(run, of_run) for run, of_run in zip(runs, asked, strict=True)]
 
 
-def _received(run: RecordedRun, asked: Sequence[tuple[str, "Future[Encoded]"]]) -> Iterator[Merge]:
+def _received(run: RecordedJob, asked: Sequence[tuple[str, "Future[Encoded]"]]) -> Iterator[Merge]:
     for syncer, future in asked:
         encoded = future.result()
         if encoded is None:  # Computed here, it raises what is wrong with the tape.
@@ -66,7 +68,7 @@ def _received(run: RecordedRun, asked: Sequence[tuple[str, "Future[Encoded]"]]) 
 def _computed(path: Path, syncer: str, salvage: bool, trust: bool) -> Encoded:
     """What a process does."""
     try:
-        run = RecordedRun(path, salvage=salvage, wanted=partial(eq, syncer), trust=trust)
+        run = open_job(path, salvage=salvage, wanted=partial(eq, syncer), trust=trust)
         return [_encode(merge) for merge in run.merges_of(syncer)]
     except Exception:  # noqa: BLE001, not every exception passes from one process to another
         return None

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from clocks import actor_of
 from ddloco.debugger.merge_history import Merge
-from ddloco.debugger.recorded_run import RecordedRun, parse_event
+from ddloco.debugger.recorded_job import RecordedJob
+from ddloco.debugger.recorded_run import parse_event
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
 from ddloco.job.protocol.effects import MergeFragment
 from ddloco.job.protocol.events import FragmentMerged
@@ -100,7 +101,7 @@ class MergeWithout(Struct, frozen=True):
 
 
 def merge_without(
-    run: RecordedRun, t: int, without: Collection[str], **options: Any
+    run: RecordedJob, t: int, without: Collection[str], **options: Any
 ) -> MergeWithout:
     """Compute a merge again without the contributions of some learners.
 
@@ -149,7 +150,9 @@ def _computed(there: StoppedReplay, merge: Merge, without: Sequence[str]) -> Mer
     if event.theta.hex() != merge.theta:
         raise ConfigError(f"merge {t}: with all contributions, its result is not the recorded one")
     changed, with_rest = _merged(executor, replace(work, shares=kept), t)
-    leaves = there.plan().fragments[work.fragment]
+    plan = there.plan()
+    assert plan is not None, "a job's replay that got here knows the parameters"
+    leaves = plan.fragments[work.fragment]
     tensors: list[TensorChange] = []
     start = 0
     for leaf in leaves:

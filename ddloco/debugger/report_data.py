@@ -10,6 +10,7 @@ from msgspec import Struct
 from clocks import actor_of
 from ddloco.debugger.loss_analysis import LossFindings, analyse_losses
 from ddloco.debugger.merge_history import Merge
+from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.debugger.report_lanes import (
     Axis,
@@ -107,13 +108,13 @@ class RunData(Struct):
     lanes: list[Lane]
     bars: Bars
     matrix: Matrix
-    curves: list[Curve]
-    goodput: list[float]
-    links: list[Link]
-    breaks: list[Moment]
-    held_out: list[tuple[int, float]]
-    findings: list[str]
     gaps: list[str]
+    curves: list[Curve] = []
+    goodput: list[float] = []
+    links: list[Link] = []
+    breaks: list[Moment] = []
+    held_out: list[tuple[int, float]] = []
+    findings: list[str] = []
 
 
 class Parting(Struct):
@@ -136,33 +137,19 @@ class ReportData(Struct):
 
 
 class _Reader:
-    """Reads one run, in a report of ``share`` runs."""
+    """Reads one run of any program, in a report of ``share`` runs."""
 
     def __init__(self, run: RecordedRun, share: int = 1) -> None:
         self.run, self.share = run, share
-        merges = list(run.merges())
-        self.merges = sorted(merges, key=lambda each: self.run.common(syncer_of(each), each.at))
-        self.learners = run.job.learner_names()
-        self.shown = columns_shown(self.merges, len(self.learners), share)
-        wanted: dict[str, list[int]] = {}
-        for merge in self.shown:
-            wanted.setdefault(syncer_of(merge), []).append(merge.number)
-        self.contents = [
-            read_tape(run, who, run.offsets.get(who, 0.0), wanted.get(who, ())) for who in run.tapes
-        ]
-        for content in self.contents:
-            if content.incarnation in run.learners and content.steps:
-                first = first_step_at(run, content.incarnation)
-                if first is not None:
-                    content.begun = self.run.common(content.incarnation, first)
-            set_spent(content)
+        self.names = Names()
+        self.contents = self.read()
         begin = min((each.begin for each in self.contents if each.begin <= each.end), default=0.0)
         end = max((each.end for each in self.contents if each.begin <= each.end), default=0.0)
         self.axis = Axis(begin, end)
-        self.names = Names()
 
-    def placed(self, merge: Merge) -> int:
-        return self.axis.place(self.run.common(syncer_of(merge), merge.at))
+    def read(self) -> list[TapeContent]:
+        """Read all tapes."""
+        return [read_tape(self.run, who, self.run.offsets.get(who, 0.0)) for who in self.run.tapes]
 
     def moment(self, event: str, text: str) -> Moment:
         """Return where an event is on the axis."""
@@ -175,48 +162,111 @@ class _Reader:
         return Moment(self.axis.place(self.run.common(who, at)), event, clip(text))
 
     def data(self) -> RunData:
+        """Return what is shown of the run: its actors, and what they worked and sent."""
+        actors, tapes = self.run.program.names, self.run.tapes.values()
+        events = sum(each.events - each.header.after for each in tapes)
+        work = sum(len(each.marks.get("worked", ())) for each in self.contents)
+        killed = sum(each.closed is None for each in tapes)
+        returned = len(tapes) - len({actor_of(each) for each in self.run.tapes})
+        facts = [
+            Fact("Program", self.run.program.name, self.run.program.source_name),
+            self.duration(events),
+            Fact("Work", f"{work:,}", "computations that are done"),
+            Fact("Actors", str(len(actors)), f"{killed} killed, {returned} returned"),
+        ]
+        return self.shown(facts, actors, [], {})
+
+    def duration(self, events: int) -> Fact:
+        """How long the run took."""
+        said = f"{events:,} events on {len(self.run.tapes)} tapes"
+        return Fact("Duration", seconds(self.axis.span_s), said)
+
+    def shown(
+        self,
+        facts: list[Fact],
+        rows: Sequence[str],
+        merges: Sequence[Merge],
+        clocks: dict[str, dict[str, int]],
+        columns: Sequence[Merge] = (),
+    ) -> RunData:
+        """Return what is shown of any run, with the merges that there are."""
+        return RunData(
+            name=self.run.path.resolve().name,
+            unit_s=self.axis.unit_s,
+            end=self.axis.place(self.axis.begin + self.axis.span_s),
+            facts=facts,
+            lanes=lanes_of(self.run, self.contents, self.axis, self.names, self.share),
+            bars=bars_of(merges, self.run.common, self.axis, self.names, self.share),
+            matrix=matrix_of(
+                columns,
+                len(merges),
+                learners=rows,
+                placed=self.placed,
+                clocks=clocks,
+                names=self.names,
+            ),
+            gaps=[clip(each) for each in self.run.preface()],
+            names=self.names.all,
+        )
+
+    def placed(self, merge: Merge) -> int:
+        """Return where a merge is on the axis."""
+        return self.axis.place(self.run.common(syncer_of(merge), merge.at))
+
+
+class _JobReader(_Reader):
+    """Reads one run of a job."""
+
+    def __init__(self, run: RecordedJob, share: int = 1) -> None:
+        self.job = run
+        merges = list(run.merges())
+        self.merges = sorted(merges, key=lambda each: run.common(syncer_of(each), each.at))
+        self.learners = run.job.learner_names()
+        self.columns = columns_shown(self.merges, len(self.learners), share)
+        super().__init__(run, share)
+
+    def read(self) -> list[TapeContent]:
+        """Read all tapes, and the clocks at the merges that are shown."""
+        run, wanted = self.job, dict[str, list[int]]()
+        for merge in self.columns:
+            wanted.setdefault(syncer_of(merge), []).append(merge.number)
+        contents = [
+            read_tape(run, who, run.offsets.get(who, 0.0), wanted.get(who, ())) for who in run.tapes
+        ]
+        for content in contents:
+            if content.incarnation in run.learners and content.steps:
+                first = first_step_at(run, content.incarnation)
+                if first is not None:
+                    content.begun = run.common(content.incarnation, first)
+            set_spent(content)
+        return contents
+
+    def data(self) -> RunData:
         """Return what is shown of the run."""
-        found = analyse_losses(self.run)
+        found = analyse_losses(self.job)
         clocks = {
             f"{each.incarnation}:{n}": clock
             for each in self.contents
             for n, clock in each.clocks.items()
         }
-        shares = self.goodput()
-        return RunData(
-            name=self.run.path.resolve().name,
-            unit_s=self.axis.unit_s,
-            end=self.axis.place(self.axis.begin + self.axis.span_s),
-            facts=_facts(self, found),
-            lanes=lanes_of(self.run, self.contents, self.axis, self.names, self.share),
-            bars=bars_of(self.merges, self.run.common, self.axis, self.names, self.share),
-            matrix=matrix_of(
-                self.shown,
-                len(self.merges),
-                learners=self.learners,
-                placed=self.placed,
-                clocks=clocks,
-                names=self.names,
-            ),
-            curves=[self.curve(learner) for learner in self.learners],
-            goodput=[round(each, 4) for each in shares],
-            links=self.links(),
-            breaks=[
-                self.moment(
-                    each.event, f"loss of {each.learner}: {each.loss:.4g}, usually {each.usual:.4g}"
-                )
-                for each in found.breaks
-            ],
-            held_out=[
-                (self.axis.place(at), float(f"{loss:.6g}"))
-                for each in self.contents
-                for at, _, loss in each.held_out
-                if finite(loss) is not None
-            ],
-            findings=[clip(each) for each in found.lines()],
-            gaps=[clip(each) for each in self.run.preface()],
-            names=self.names.all,
-        )
+        shown = self.shown(_facts(self, found), self.learners, self.merges, clocks, self.columns)
+        shown.curves = [self.curve(learner) for learner in self.learners]
+        shown.goodput = [round(each, 4) for each in self.goodput()]
+        shown.links = self.links()
+        shown.breaks = [
+            self.moment(
+                each.event, f"loss of {each.learner}: {each.loss:.4g}, usually {each.usual:.4g}"
+            )
+            for each in found.breaks
+        ]
+        shown.held_out = [
+            (self.axis.place(at), float(f"{loss:.6g}"))
+            for each in self.contents
+            for at, _, loss in each.held_out
+            if finite(loss) is not None
+        ]
+        shown.findings = [clip(each) for each in found.lines()]
+        return shown
 
     def of_learner(self, learner: str) -> list[TapeContent]:
         """Return what is on the tapes of a learner's incarnations, in order."""
@@ -255,7 +305,7 @@ class _Reader:
 
     def links(self) -> list[Link]:
         """Return the payloads of each learner's link."""
-        plan = self.run.plan
+        plan = self.job.plan
         links = {each: Link(each, 0, 0, 0, 0, 0) for each in self.learners}
         for content in self.contents:
             for payload in content.payloads:
@@ -293,9 +343,9 @@ def _spread(busy: list[float], begin: float, end: float) -> None:
         busy[i] += max(min(end, i + 1.0) - max(begin, float(i)), 0.0)
 
 
-def _facts(reader: _Reader, found: LossFindings) -> list[Fact]:
+def _facts(reader: _JobReader, found: LossFindings) -> list[Fact]:
     """The summary."""
-    run, merges, contents = reader.run, reader.merges, reader.contents
+    run, merges, contents = reader.job, reader.merges, reader.contents
     job = run.job.job
     count = sum(len(each.contributions) for each in merges)
     tapes = run.tapes.values()
@@ -306,7 +356,7 @@ def _facts(reader: _Reader, found: LossFindings) -> list[Fact]:
     counts = _steps_note(reader)
     facts = [
         Fact("Job", job.name, f"{job.method}, {job.task}"),
-        Fact("Duration", seconds(reader.axis.span_s), f"{events:,} events on {len(tapes)} tapes"),
+        reader.duration(events),
         Fact("Inner steps", f"{numbers.inner_steps:,}" if run.syncers else "unknown", counts),
         Fact("Merges", f"{len(merges):,}", mean),
         _incarnations(reader),
@@ -334,7 +384,7 @@ def _goodput(numbers: Numbers) -> Fact:
     return Fact("Goodput", share, since + time_in_words(numbers))
 
 
-def _steps_note(reader: _Reader) -> str:
+def _steps_note(reader: _JobReader) -> str:
     """How many steps each learner has finished."""
     counts = {who: sum(len(c.steps) for c in reader.of_learner(who)) for who in reader.learners}
     if not counts:
@@ -343,9 +393,9 @@ def _steps_note(reader: _Reader) -> str:
     return f"{least:,} to {most:,} a learner"
 
 
-def _incarnations(reader: _Reader) -> Fact:
+def _incarnations(reader: _JobReader) -> Fact:
     """Learners, with how many were killed and returned."""
-    learners = [reader.run.tapes[each] for each in reader.run.learners]
+    learners = [reader.job.tapes[each] for each in reader.job.learners]
     kills = sum(each.closed is None for each in learners)
     returns = len(learners) - len({actor_of(each.incarnation) for each in learners})
     said = f"{kills} killed, {returns} returned"
@@ -375,6 +425,10 @@ def _waits(merges: Sequence[Merge]) -> Fact:
     return Fact("Waiting", f"{floor + quorum + grace:.2f} s", said)
 
 
+def _reader(run: RecordedRun, share: int) -> _Reader:
+    return _JobReader(run, share) if isinstance(run, RecordedJob) else _Reader(run, share)
+
+
 def report_data(run: RecordedRun, other: RecordedRun | None = None) -> ReportData:
     """Return what a report shows of a run, or of two.
 
@@ -384,8 +438,8 @@ def report_data(run: RecordedRun, other: RecordedRun | None = None) -> ReportDat
         Divergence: this program decides otherwise than a tape says.
     """
     if other is None:
-        return ReportData([_Reader(run).data()])
-    mine, theirs = _Reader(run, 2), _Reader(other, 2)
+        return ReportData([_reader(run, 1).data()])
+    mine, theirs = _reader(run, 2), _reader(other, 2)
     found = compare(run, other)
     partings = [
         Parting(

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from clocks import actor_of
+from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.job.protocol.compression import Format, compressed_layout
 from ddloco.job.protocol.events import (
@@ -28,6 +29,7 @@ from ddloco.job.protocol.time_spent import TimeSpent, of_step
 from ddloco.machines.syncer.estimates import Recent
 from ddloco.stage.actors.events import (
     Captured,
+    Computed,
     LeaveRequested,
     Restored,
     SnapshotRequested,
@@ -265,6 +267,8 @@ def read_tape(
                 _see_message(content, at, record.n, event, cuts)
             case FragmentEncoded():
                 _mark(content, "sent", Point(at, record.n))
+            case Computed():
+                _mark(content, "worked", Point(at, record.n))
             case _:
                 _see_rare(content, at, record.n, event, cuts)
     return content
@@ -306,6 +310,8 @@ def _see_message(
             if body.snapshot not in cuts:
                 cuts.add(body.snapshot)
                 content.notes.append((at, n, "snapshot", f"cut of snapshot {body.snapshot}"))
+        case _ if event.payload:
+            _mark(content, "arrived", Point(at, n))
         case _:
             pass
 
@@ -338,7 +344,7 @@ def _see_rare(content: TapeContent, at: float, n: int, event: Any, cuts: set[str
             pass
 
 
-def first_step_at(run: RecordedRun, learner: str) -> float | None:
+def first_step_at(run: RecordedJob, learner: str) -> float | None:
     """When a learner asked for its first step, on its own clock; None if that is not on its tape.
 
     Raises:
@@ -409,7 +415,7 @@ def evenly(count: int, most: int) -> Iterator[int]:
 def lanes_of(
     run: RecordedRun, contents: Sequence[TapeContent], axis: Axis, names: Names, share: int
 ) -> list[Lane]:
-    """Return a lane for each actor, syncers first, in the job's order.
+    """Return a lane for each actor, in the program's order: of a job, syncers first.
 
     Args:
         run: the run.
@@ -418,14 +424,15 @@ def lanes_of(
         names: numbers of incarnations.
         share: of how many runs the report is; each has its part of what a report may hold.
     """
-    learners = max(len(run.learners), 1) * share
+    syncers = run.syncers if isinstance(run, RecordedJob) else ()
+    learners = max(len(run.tapes) - len(syncers), 1) * share
     blocks = max(min(BLOCKS_OF_ONE_MAX, BLOCKS_MAX // learners), 1)
     finer = max(FINER_MAX // learners, blocks)
     marks = max(MARKS_MAX // learners, 1)
     lanes: dict[str, Lane] = {}
     for content in contents:
         actor = actor_of(content.incarnation)
-        kind = "syncer" if content.incarnation in run.syncers else "learner"
+        kind = "syncer" if content.incarnation in syncers else "learner"
         lane = lanes.setdefault(actor, Lane(actor, kind, []))
         lane.segments.append(_segment(run, content, axis, names, (blocks, finer, marks)))
     steps = [each.steps for lane in lanes.values() for each in lane.segments if each.steps]
@@ -435,8 +442,7 @@ def lanes_of(
     ):
         for each in steps:
             each.clock = None
-    order = [*run.job.syncer_names(), *run.job.learner_names()]
-    found = [lanes.pop(actor) for actor in order if actor in lanes]
+    found = [lanes.pop(actor) for actor in run.program.names if actor in lanes]
     return [*found, *lanes.values()]
 
 

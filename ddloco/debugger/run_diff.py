@@ -8,13 +8,17 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from clocks import actor_of
-from ddloco.debugger.alignment import AlignedRun, Item, Key, first_differences
+from ddloco.debugger.alignment import AlignedRun, Alignment, Item, Key, first_differences
+from ddloco.debugger.event_alignment import AlignedEvents, event_difference
 from ddloco.debugger.merge_processes import merges_in
+from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.job.protocol.events import TENSOR_DIGEST_BYTES
 from ddloco.job.protocol.tape_facts import TASK
 from ddloco.replayer.recording import run_folder_of, settings_of
 from ddloco.replayer.what_if import change_of
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.programs.program import SOURCE
 from ddloco.workers.task_sources import changed_lines, kept_sources
 
 Class = Literal["data", "arithmetic", "timing", "code", "environment", "configuration"]
@@ -85,7 +89,10 @@ class RunDiff(Struct, frozen=True):
         differing: how many items both runs have and which differ.
         recorded: what was recorded differently (settings, versions, sources), in words.
         first: the differences whose causes are all equal, in a causal order of the first run.
+        compared: what was compared, in words.
+        notes: what was not compared although both runs may have it, in words.
         batches: how far the batches of each learner are equal, in words.
+        computations: of how many computations with equal inputs the results are equal, in words.
         distances: how far the losses of each learner part.
         held_out: the held-out losses, where both have one.
         only: what only one of the runs has, in words.
@@ -99,18 +106,21 @@ class RunDiff(Struct, frozen=True):
     distances: tuple[Distance, ...]
     held_out: tuple[float, float] | None
     only: tuple[str, ...]
+    compared: str
+    notes: tuple[str, ...] = ()
+    computations: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
         """Whether everything that both runs have is equal, and neither has more."""
-        return not self.differing and not self.only
+        return not (self.differing or self.only or self.notes)
 
     def lines(self) -> list[str]:
         """Return the findings in words."""
         lines = [f"recorded differently: {each}" for each in self.recorded[:LISTED_MAX]]
+        lines += self.notes
         if self.same:
-            compared = "batches, losses, updates, installed fragments, contributions and merges"
-            return [*lines, f"equal: {self.equal:,} {compared}, to the bit"]
+            return [*lines, f"equal: {self.equal:,} {self.compared}, to the bit"]
         lines += self.batches
         for position, each in enumerate(self.first[:LISTED_MAX]):
             order = "first difference" if not position else "also, independent of it"
@@ -120,11 +130,11 @@ class RunDiff(Struct, frozen=True):
         lines += [f"and {more} more"] if more > 0 else []
         if self.first:
             lines.append("everything that these were computed from is equal in both runs")
-        lines += list(self.only)
+        lines += [*self.computations, *self.only]
         lines += [each.line() for each in self.distances]
         if self.held_out is not None:
             lines.append(f"held-out loss: {self.held_out[0]:.6g} and {self.held_out[1]:.6g}")
-        lines.append(f"{self.equal} items are equal, {self.differing} differ")
+        lines.append(f"of {self.compared}, {self.equal} are equal, {self.differing} differ")
         return lines
 
 
@@ -138,22 +148,19 @@ def compare(one: RecordedRun, other: RecordedRun, processes: int = 1) -> RunDiff
 
     Raises:
         TapeError: a tape cannot be read.
-        ConfigError: the method of one of the jobs has no merges.
+        ConfigError: the method of one of the jobs has no merges, or only one of them is a job.
         Divergence: this program decides otherwise than a tape says.
     """
-    with merges_in(processes, [one, other]) as merges:
-        mine, theirs = AlignedRun(one, merges[0]), AlignedRun(other, merges[1])
+    mine, theirs = _aligned(one, other, processes)
     both = [key for key in mine.items if key in theirs.items]
     differing = sum(mine.items[key].content != theirs.items[key].content for key in both)
     recorded = list(_recorded(one, other))
     keys = first_differences(mine.items, theirs.items)
     sums = one.clock_sums(mine.items[key].event for key in keys)
     first = tuple(
-        _difference(key, mine, theirs, recorded)
-        # Batches first: they depend on nothing else.
-        for key in sorted(
-            keys, key=lambda key: (key.kind != "batch", sums[mine.items[key].event], key)
-        )
+        _difference(key, mine, theirs, recorded, (one, other))
+        for key in sorted(keys, key=lambda key: (not _alone(key), sums[mine.items[key].event], key))
+        if not _shown_before(key, mine, keys)
     )
     held_out = None
     if mine.held_out is not None and theirs.held_out is not None:
@@ -163,22 +170,54 @@ def compare(one: RecordedRun, other: RecordedRun, processes: int = 1) -> RunDiff
         differing=differing,
         recorded=tuple(said for _, said in recorded),
         first=first,
-        batches=tuple(_batches(mine, theirs)) if differing else (),
+        batches=tuple(_batches(mine, theirs)) if differing and mine.losses else (),
         distances=tuple(_distances(mine, theirs)) if differing else (),
         held_out=held_out,
         only=(*_only(mine, theirs, str(one.path)), *_only(theirs, mine, str(other.path))),
+        compared=mine.compared,
+        notes=(*mine.notes, *theirs.notes),
+        computations=tuple(_computations(mine, theirs)),
+    )
+
+
+def _aligned(one: RecordedRun, other: RecordedRun, processes: int) -> tuple[Alignment, Alignment]:
+    jobs = [run for run in (one, other) if isinstance(run, RecordedJob)]
+    if not jobs:
+        return AlignedEvents(one), AlignedEvents(other)
+    if len(jobs) == 1:
+        raise ConfigError(f"{one.path} and {other.path}: only one of them is of a job")
+    with merges_in(processes, jobs) as merges:
+        return AlignedRun(jobs[0], merges[0]), AlignedRun(jobs[1], merges[1])
+
+
+def _alone(key: Key) -> bool:
+    """Whether an item depends on nothing else; such items are named first."""
+    return key.kind in {"batch", "computation"}
+
+
+def _shown_before(key: Key, mine: Alignment, keys: Sequence[Key]) -> bool:
+    """Whether an event only tells of the end of a computation that is itself among the items."""
+    event = mine.items[key].event
+    return key.kind == "event" and any(
+        each.kind == "computation" and mine.items[each].event == event for each in keys
     )
 
 
 def _difference(
     key: Key,
-    mine: AlignedRun,
-    theirs: AlignedRun,
+    mine: Alignment,
+    theirs: Alignment,
     recorded: Sequence[tuple[Class, str]],
+    runs: tuple[RecordedRun, RecordedRun],
 ) -> Difference:
     one, other = mine.items[key], theirs.items[key]
     kind: Class
-    if one.decided != other.decided:
+    if key.kind in {"event", "computation"}:
+        rest, detail = event_difference(key, one, other, runs)
+        kind = _kind(key, recorded)
+        if rest == "other event" or (rest == "other effects" and kind == "arithmetic"):
+            kind = "timing"  # Of the same events only their times were not compared.
+    elif one.decided != other.decided:
         kind, detail = "timing", _decided(key, one.decided, other.decided)
     elif key.kind == "batch":
         kind = "code" if {each for each, _ in recorded} == {"code"} else "data"
@@ -197,6 +236,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "update": ("inner.", "task.", "job.seed", "job.task", "worker.", "learner."),
     "install": ("compress.",),
     "contribution": ("transport.", "inner.", "task.", "compress."),
+    "event": ("program", "options."),
+    "computation": (),
 }
 """Which settings can change an item of a kind directly."""
 
@@ -205,6 +246,8 @@ def _kind(key: Key, recorded: Sequence[tuple[Class, str]]) -> Class:
     """Say why the same inputs led to another result: the one thing that was recorded differently,
     or a setting on which such an item depends."""
     categories: set[Class] = {category for category, _ in recorded}
+    if key.kind == "computation":  # Its arguments are equal, so no setting can have changed it.
+        categories.discard("configuration")
     if len(categories) == 1:
         return categories.pop()
     changed = (said for category, said in recorded if category == "configuration")
@@ -229,7 +272,7 @@ def _decided(key: Key, one: tuple[Any, ...], other: tuple[Any, ...]) -> str:
             return f"trained from {mine} in the one, from {theirs} in the other"
 
 
-def _computed(key: Key, mine: AlignedRun, theirs: AlignedRun) -> str:
+def _computed(key: Key, mine: Alignment, theirs: Alignment) -> str:
     """What came out differently, in words, and what it was computed from that was compared."""
     one, other = mine.items[key], theirs.items[key]
     match key.kind:
@@ -247,7 +290,7 @@ def _computed(key: Key, mine: AlignedRun, theirs: AlignedRun) -> str:
             return f"the result differs, of {same}{_in_tensors(one, other)}"
 
 
-def _step_differs(key: Key, mine: AlignedRun, theirs: AlignedRun) -> str:
+def _step_differs(key: Key, mine: Alignment, theirs: Alignment) -> str:
     """A loss or the tensors after an update differ, and nothing that they were computed from."""
     one, other = mine.items[key], theirs.items[key]
     what = f"differs{_in_tensors(one, other)}; its loss, its batch"
@@ -258,7 +301,7 @@ def _step_differs(key: Key, mine: AlignedRun, theirs: AlignedRun) -> str:
     return f"{what} and the parameters before it are equal"
 
 
-def _first_update(key: Key, mine: AlignedRun, theirs: AlignedRun) -> str:
+def _first_update(key: Key, mine: Alignment, theirs: Alignment) -> str:
     """After which inner step, from one on, a learner's parameters differ first, and in what."""
     for each, item in mine.items.items():
         later = each.kind == "update" and each.who == key.who and each.number >= key.number
@@ -298,7 +341,16 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def _batches(mine: AlignedRun, theirs: AlignedRun) -> Iterator[str]:
+def _computations(mine: Alignment, theirs: Alignment) -> Iterator[str]:
+    """How many computations that both runs did with equal inputs have equal results, in words."""
+    both = [k for k in mine.items if k.kind == "computation" and k in theirs.items]
+    equal = sum(mine.items[key].content == theirs.items[key].content for key in both)
+    if any(key.kind == "computation" for items in (mine.items, theirs.items) for key in items):
+        said = f"{len(both):,} were done in both runs with equal arguments and arrays"
+        yield f"computations: {said}; the results of {equal:,} of them are equal"
+
+
+def _batches(mine: Alignment, theirs: Alignment) -> Iterator[str]:
     """How far the batches of each learner are equal, in words."""
     equal = 0
     for who in mine.losses:
@@ -313,7 +365,7 @@ def _batches(mine: AlignedRun, theirs: AlignedRun) -> Iterator[str]:
     yield f"batches: {equal:,} that both runs have are equal"
 
 
-def _batch(run: AlignedRun, who: str, step: int) -> tuple[Any, ...]:
+def _batch(run: Alignment, who: str, step: int) -> tuple[Any, ...]:
     return run.items[Key("batch", who, step)].computed
 
 
@@ -325,7 +377,7 @@ def _versions(pairs: tuple[tuple[int, int], ...]) -> str:
     return ", ".join(f"version {version} of fragment {p}" for p, version in pairs) or "nothing"
 
 
-def _distances(one: AlignedRun, other: AlignedRun) -> Iterator[Distance]:
+def _distances(one: Alignment, other: Alignment) -> Iterator[Distance]:
     """How far the losses of each learner part over the inner steps that both runs have."""
     for learner, mine in one.losses.items():
         theirs = other.losses.get(learner, {})
@@ -343,16 +395,20 @@ def _bits(loss: float) -> bytes:
     return struct.pack("<d", loss)
 
 
-def _only(one: AlignedRun, other: AlignedRun, where: str) -> Iterator[str]:
+COUNTED = {"step": "inner steps", "merge": "merges", "event": "events"}
+"""The items that are counted where only one run has them."""
+
+
+def _only(one: Alignment, other: Alignment, where: str) -> Iterator[str]:
     """What only one run has, by kind and actor, in words."""
     counts: dict[tuple[str, str], int] = {}
     for key in one.items:
-        if key not in other.items and key.kind in {"step", "merge"}:
-            who = key.who if key.kind == "step" else ""
+        if key not in other.items and key.kind in COUNTED:
+            who = key.who if key.kind != "merge" else ""
             counts[key.kind, who] = counts.get((key.kind, who), 0) + 1
     for (kind, who), count in sorted(counts.items()):
         of = f" of {who}" if who else ""
-        yield f"only in {where}: {count} {'inner steps' if kind == 'step' else 'merges'}{of}"
+        yield f"only in {where}: {count} {COUNTED[kind]}{of}"
 
 
 # What was recorded differently.
@@ -367,7 +423,11 @@ def _recorded(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str
     seen: set[str] = set()
     for actor in sorted(mine.keys() & theirs.keys()):
         a, b = mine[actor], theirs[actor]
-        code = {"program": (a.code, b.code), "task source": _pair(a.facts, b.facts, TASK)}
+        code = {
+            "program": (a.code, b.code),
+            "task source": _pair(a.facts, b.facts, TASK),
+            "program source": _pair(a.facts, b.facts, SOURCE),
+        }
         for name, (x, y) in code.items():
             if x != y and name not in seen:
                 seen.add(name)
@@ -391,7 +451,7 @@ def _pair(one: Mapping[str, str], other: Mapping[str, str], key: str) -> tuple[s
 
 
 def _settings(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:
-    mine, theirs = settings_of(one.job), settings_of(other.job)
+    mine, theirs = (settings_of(run.program.as_plain()) for run in (one, other))
     for key in sorted({*mine, *theirs}):
         x, y = mine.get(key, "not set"), theirs.get(key, "not set")
         if x != y:

@@ -10,12 +10,14 @@ from msgspec import to_builtins
 from numpy.typing import NDArray
 
 from clocks import actor_of
+from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.replayer.recording import check_task
 from ddloco.replayer.replay_of import replay_of
 from ddloco.replayer.report import Report
 from ddloco.replayer.tape_runner import TapeRunner
+from ddloco.stage.actors.status import status_of
 from ddloco.stage.arrays.array_table import HostCopy
 from ddloco.stage.files.toml import ConfigError
 from transport import DTYPES, Payload, tensors_of
@@ -35,7 +37,7 @@ class StoppedReplay:
     Attributes:
         event: that event.
         machine: that actor's machine, before the event.
-        status: that machine's status, if it has any.
+        status: that machine's status, or what is seen of it from outside (``ActorStatus``).
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class StoppedReplay:
         actor = runners[incarnation].actor
         self.machine = actor.machine
         told = getattr(actor.machine, "status", None)
-        self.status: dict[str, Any] = to_builtins(told(actor.at)) if told is not None else {}
+        self.status: dict[str, Any] = to_builtins(
+            told(actor.at) if told is not None else status_of(actor, actor.at)
+        )
 
     def arrays(self, actor: str = "") -> list[str]:
         """Return the handles of an actor's arrays, by name or incarnation; by default, of the actor
@@ -82,18 +86,17 @@ class StoppedReplay:
             f"{wanted} is not in the replay here; there are {', '.join(self.runners)}"
         )
 
-    def plan(self) -> FragmentPlan:
-        """Return how the job's parameters are cut into fragments."""
-        found = self.run.plan
-        assert found is not None, "a replay that got here knows the parameters"
-        return found
+    def plan(self) -> FragmentPlan | None:
+        """Return how a job's parameters are cut into fragments; None of a user's own program."""
+        return self.run.plan if isinstance(self.run, RecordedJob) else None
 
 
-def tensors_in(stored: Any, plan: FragmentPlan) -> Tensors:
+def tensors_in(stored: Any, plan: FragmentPlan | None) -> Tensors:
     """Return copies of the tensors of a stored array, by name; one without names is ``array``."""
     if isinstance(stored, Payload):
         return {name: tensor.copy() for name, tensor in tensors_of(stored).items()}
     if isinstance(stored, HostCopy):
+        assert plan is not None, "a replay that got here knows the parameters"
         end = stored.start + len(stored.region.data)
         found: Tensors = {}
         for p, leaves in enumerate(plan.fragments):

@@ -9,6 +9,7 @@ from clocks import actor_of
 from ddloco.debugger.causes import chain
 from ddloco.debugger.loss_analysis import analyse_losses
 from ddloco.debugger.merge_history import Absence, Answer, Merge
+from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.monitoring.status_view import seconds
 from ddloco.stage.files.toml import ConfigError
@@ -20,7 +21,7 @@ CAUSES_MAX = 16
 """Links of a chain of causes that are printed unless more are asked for."""
 
 
-def why_merge(run: RecordedRun, t: int) -> Told:
+def why_merge(run: RecordedJob, t: int) -> Told:
     """Explain a merge: what its launch waited for, who was in it, and who was not.
 
     Raises:
@@ -42,7 +43,7 @@ def why_merge(run: RecordedRun, t: int) -> Told:
     return [*lines, *_undecided(merge)], msgspec.to_builtins(merge)
 
 
-def why_absent(run: RecordedRun, learner: str, t: int) -> Told:
+def why_absent(run: RecordedJob, learner: str, t: int) -> Told:
     """Explain why a learner is not in a merge.
 
     Args:
@@ -88,7 +89,7 @@ def why_event(run: RecordedRun, event: str, most: int = CAUSES_MAX) -> Told:
     return lines, {"event": event, "causes": [msgspec.to_builtins(link) for link in links]}
 
 
-def why_loss(run: RecordedRun) -> Told:
+def why_loss(run: RecordedJob) -> Told:
     """Explain what led to a blow-up of the loss, if there was one."""
     findings = analyse_losses(run)
     return findings.lines(), msgspec.to_builtins(findings)

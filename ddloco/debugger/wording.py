@@ -9,7 +9,8 @@ from ddloco.job.protocol.events import (
     StepFinished,
 )
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Progress, Pull
-from ddloco.stage.actors.events import WorkFailed
+from ddloco.stage.actors.events import Computed, WorkFailed
+from ddloco.stage.programs.user_actor import NOT_HERE
 from transport import MessageArrived, TimerFired
 
 FIELDS_CHARS_MAX = 120
@@ -31,6 +32,11 @@ def phrase(event: Any) -> str:
             return f"a merge finished: took {took}{refused}"
         case FragmentEncoded():
             return f"a fragment was encoded: digest {event.digest.hex()[:8]}"
+        case Computed():
+            made = ", ".join(digest.hex()[:8] for digest in event.made) or "nothing"
+            value = getattr(event, "value", None)
+            returned = clipped(f", and returned {value!r}") if value is not None else ""
+            return f"work {event.work} made {made}{returned}"
         case WorkFailed():
             return f"work failed: {event.reason}"
         case TimerFired():
@@ -64,8 +70,11 @@ def _fields(value: Any) -> str:
     text = ", ".join(
         f"{field} {getattr(value, field)!r}"
         for field in getattr(value, "__struct_fields__", ())
-        if not isinstance(getattr(value, field), bytes)
+        if not isinstance(shown := getattr(value, field), bytes) and shown != NOT_HERE
     )
-    if len(text) > FIELDS_CHARS_MAX:
-        text = f"{text[: FIELDS_CHARS_MAX - 3]}..."
-    return f"{name} ({text})" if text else name
+    return f"{name} ({clipped(text)})" if text else name
+
+
+def clipped(text: str) -> str:
+    """Cut off a long text."""
+    return text if len(text) <= FIELDS_CHARS_MAX else f"{text[: FIELDS_CHARS_MAX - 3]}..."

@@ -8,7 +8,9 @@ from rich.console import Group
 from rich.live import Live
 
 from ddloco.job.protocol.status import StatusError, status_from
+from ddloco.monitoring.actor_view import actor_picture
 from ddloco.monitoring.status_view import picture
+from ddloco.stage.actors.status import ActorStatus
 from ddloco.stage.process.console import SafeConsole
 
 PLAIN_WIDTH = 120
@@ -36,12 +38,23 @@ def open_screen(*, again: bool) -> Iterator[Draw]:
     yield lambda told: _drawn(told, console.print)
 
 
+def _picture_of(plain: dict[str, Any]) -> Group:
+    """How a status is drawn: of a syncer, or of any other actor, which shows its state.
+
+    Raises:
+        StatusError: a field has a wrong type.
+    """
+    if "state" not in plain:
+        return picture(status_from(plain))
+    return actor_picture(status_from(plain, ActorStatus))
+
+
 def _drawn(told: Mapping[int, dict[str, Any]], write: Callable[[Group], None]) -> dict[int, str]:
     blocks: list[Any] = []
     problems: dict[int, str] = {}
     for index, plain in sorted(told.items()):
         try:
-            blocks.append(picture(status_from(plain)))
+            blocks.append(_picture_of(plain))
         except StatusError as error:
             problems[index] = str(error)
     write(Group(*blocks))

@@ -1,13 +1,12 @@
 """The second run of a job; see ``ddloco.replayer.replay_of``."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from clocks import actor_of
 from ddloco.job.config import Job
-from ddloco.job.job_folder import place_of
 from ddloco.job.protocol.events import FragmentMerged, Happened, OwnState, Started, StepFinished
 from ddloco.job.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
 from ddloco.machines.registry import machine_for
@@ -61,11 +60,6 @@ class JobTapes:
     """The merges that simulated syncers made, by actor."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """All actors of the job."""
-        return self.job.names()
-
-    @property
     def optional(self) -> list[str]:
         """Learners speak with syncers only; one that is in the snapshot has taken part."""
         begun = self.start_point.parts if self.start_point is not None else ()
@@ -76,15 +70,6 @@ class JobTapes:
     def counted(self) -> Mapping[str, type]:
         """Steps and merges."""
         return COUNTED
-
-    def place(self, tapes: Sequence[Tape], folder: Path) -> str | Path:
-        """The place of the run's snapshots."""
-        del tapes
-        return place_of(self.job, folder)
-
-    def read(self, place: str | Path, snapshot: str) -> JobStartPoint:
-        """Read a snapshot."""
-        return read_job_start_point(place, snapshot, self.job)
 
     @asynccontextmanager
     async def open(self, state: ReplayState, each: Tape, folder: Path) -> AsyncIterator[TapeRunner]:

@@ -18,10 +18,9 @@ from ddloco.stage.actors.events import Computed, WorkResult
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import Start, StartPoint
 from ddloco.stage.driver.snapshot_sink import DigestSink
-from ddloco.stage.files.run_folder import SNAPSHOTS
 from ddloco.stage.programs.executor import ComputationExecutor
-from ddloco.stage.programs.program import PLACE, SOURCE, LoadedProgram, fingerprint
-from replay import Player, Tape, TapeError
+from ddloco.stage.programs.program import SOURCE, LoadedProgram, fingerprint
+from replay import Player, Tape
 
 
 @dataclass
@@ -39,11 +38,6 @@ class ProgramTapes:
     start_point: StartPoint[Start] | None = None
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """All actors of the program."""
-        return self.loaded.names
-
-    @property
     def counted(self) -> Mapping[str, type]:
         """Results of work."""
         return {"results of work": Computed}
@@ -53,28 +47,12 @@ class ProgramTapes:
         """Every actor belongs to the run."""
         return ()
 
-    def place(self, tapes: Sequence[Tape], folder: Path) -> str | Path:
-        """The place of the run's snapshots. A run folder may have been copied; what is in it is
-        where it is now."""
-        inner = folder / SNAPSHOTS
-        return inner if inner.is_dir() else tapes[0].header.facts.get(PLACE) or inner
-
-    def read(self, place: str | Path, snapshot: str) -> StartPoint[Start]:
-        """Read a snapshot."""
-        return self.loaded.restored(place, snapshot)
-
     @asynccontextmanager
     async def open(self, state: ReplayState, each: Tape, folder: Path) -> AsyncIterator[TapeRunner]:
-        """Open what plays a tape.
-
-        Raises:
-            TapeError: it is of an actor that the program does not have.
-        """
+        """Open what plays a tape."""
         del folder  # Its work leaves no files.
         header, incarnation = each.header, each.incarnation
-        role = self.loaded.program.roles.get(actor_of(incarnation))
-        if role is None:
-            raise TapeError(each.path, 16, f"{incarnation} is not an actor of the program now")
+        role = self.loaded.program.roles[actor_of(incarnation)]
         then = {**header.fingerprint, SOURCE: header.facts.get(SOURCE, "")}
         for difference in changed_facts(
             incarnation, then, {**fingerprint(), SOURCE: self.loaded.digest}

@@ -5,8 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from clocks import actor_of
 from ddloco.job.config import Job, job_from, load_job
 from ddloco.job.protocol.tape_facts import (
@@ -16,12 +14,22 @@ from ddloco.job.protocol.tape_facts import (
     TENSORS,
     is_simulated,
 )
+from ddloco.replayer.start_point import Permit, choose_start_point
+from ddloco.roles.job_program import JobProgram, program_of
 from ddloco.stage.actors.actor import ACTOR_SEMANTICS
-from ddloco.stage.files.run_folder import TAPES
+from ddloco.stage.driver.resume import StartPoint
+from ddloco.stage.files.run_folder import SNAPSHOTS, TAPES
 from ddloco.stage.files.toml import read_toml
 from ddloco.stage.files.trust import check_states, check_trust, content_of, digest_of
+from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.entry_point import parted
-from ddloco.stage.programs.program import is_program
+from ddloco.stage.programs.program import (
+    PLACE,
+    LoadedProgram,
+    find_programs,
+    is_program,
+    program_from,
+)
 from replay import Tape, TapeError, open_tapes
 
 JOB_FILE = "job.toml"
@@ -89,10 +97,49 @@ def check_task(tapes: Sequence[Tape], path: Path, task: str, *, trust: bool) -> 
         check_trust(run_folder_of(path), tapes[0].header.job)
 
 
-def permit_of(tapes: Sequence[Tape], path: Path, *, trust: bool) -> Callable[[str | Path], None]:
+def permit_of(tapes: Sequence[Tape], path: Path, *, trust: bool) -> Permit:
     """What refuses the states in a place, unless this user recorded the run or trusts its author;
     see ``check_states``."""
     return partial(check_states, run_folder_of(path), tapes[0].header.job, trust=trust)
+
+
+def program_in(
+    tapes: Sequence[Tape], path: Path, task: str = "", *, trust: bool = False
+) -> JobProgram | LoadedProgram:
+    """Return what the tapes of a run are of: a job, or a user's program, which is imported here.
+
+    Args:
+        tapes: of one run.
+        path: where they were found.
+        task: the program of the user's that is used in place of the one that the tapes name.
+        trust: whether the user allows importing what another user's tapes name.
+
+    Raises:
+        ConfigError: this version cannot run the job; or another user recorded the program.
+        NamedError: the program cannot be used here.
+        TapeError: a tape is of an actor that the program does not have now.
+    """
+    plain = tapes[0].header.job
+    if not is_program(plain):
+        return program_of(job_of(tapes[0]))
+    check_task(tapes, path, task, trust=trust)
+    find_programs()
+    program = program_from({**plain, "program": task or plain["program"]})
+    for each in tapes:
+        if actor_of(each.incarnation) not in program.names:
+            raise _refused(each, f"{each.incarnation} is not an actor of the program now")
+    return program
+
+
+def start_point_in(
+    program: Runnable, tapes: Sequence[Tape], path: Path, permit: Permit, snapshot: str = ""
+) -> StartPoint[Any] | None:
+    """Read the snapshot that tapes begin with; see ``choose_start_point``. A run folder may have
+    been copied; what is in it is where it is now."""
+    folder = run_folder_of(path)
+    named = tapes[0].header.facts.get(PLACE)
+    place = named if named and not (folder / SNAPSHOTS).is_dir() else program.place(folder)
+    return choose_start_point(tapes, place, program.restored, snapshot, permit)
 
 
 def job_of(tape: Tape) -> Job:
@@ -104,11 +151,9 @@ def job_of(tape: Tape) -> Job:
     return job_from(tape.header.job, f"{tape.path} (header)")
 
 
-def settings_of(job: Job) -> dict[str, Any]:
-    """Return a job's settings by their names, such as ``sync.quorum``."""
-    return {
-        key: "not set" if value is None else value for key, value in _flat(msgspec.to_builtins(job))
-    }
+def settings_of(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a job or a program by their names, such as ``sync.quorum``."""
+    return {key: "not set" if value is None else value for key, value in _flat(plain)}
 
 
 def _flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,13 +7,11 @@ from typing import Any, Protocol
 
 from ddloco.replayer.job_replay import JobTapes
 from ddloco.replayer.program_replay import ProgramTapes
-from ddloco.replayer.recording import job_of, open_recording, permit_of, run_folder_of
+from ddloco.replayer.recording import open_recording, permit_of, program_in, start_point_in
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
-from ddloco.replayer.start_point import Permit, choose_start_point
 from ddloco.replayer.tape_runner import TapeRunner
-from ddloco.stage.driver.resume import StartPoint
-from ddloco.stage.programs.program import is_program, program_from
+from ddloco.roles.job_program import JobProgram
 from replay import Tape
 
 
@@ -24,11 +22,6 @@ class Played(Protocol):
     """The snapshot to begin with, once it is read."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """All actors."""
-        ...
-
-    @property
     def counted(self) -> Mapping[str, type]:
         """The classes of events that the report counts."""
         ...
@@ -36,14 +29,6 @@ class Played(Protocol):
     @property
     def optional(self) -> Sequence[str]:
         """The actors without whose tapes the replay is complete if nothing came from them."""
-        ...
-
-    def place(self, tapes: Sequence[Tape], folder: Path) -> str | Path:
-        """The place of the run's snapshots."""
-        ...
-
-    def read(self, place: str | Path, snapshot: str) -> StartPoint[Any]:
-        """Read a snapshot."""
         ...
 
     def open(
@@ -87,12 +72,17 @@ def replay_of(
     """
     tapes = open_recording(folder, salvage=salvage)
     permit = permit_of(tapes, folder, trust=trust)
-    played = _played(tapes, task, warn, turns, permit)
-    place = played.place(tapes, run_folder_of(folder))
-    found = played.start_point = choose_start_point(tapes, place, played.read, snapshot, permit)
+    played: Played
+    match program_in(tapes, folder, task, trust=trust):
+        case JobProgram() as program:
+            job = program.job
+            played = JobTapes(job, task or job.job.task, warn, turns, permit)
+        case program:
+            played = ProgramTapes(program, warn)
+    found = played.start_point = start_point_in(program, tapes, folder, permit, snapshot)
     return Replay(
         tapes,
-        played.names,
+        program.names,
         played.open,
         played.counted,
         optional=played.optional,
@@ -100,17 +90,3 @@ def replay_of(
         progress=progress,
         limits=limits,
     )
-
-
-def _played(
-    tapes: Sequence[Tape],
-    task: str,
-    warn: Callable[[str], None],
-    turns: Path | None,
-    permit: Permit,
-) -> Played:
-    plain = tapes[0].header.job
-    if is_program(plain):
-        return ProgramTapes(program_from({**plain, "program": task or plain["program"]}), warn)
-    job = job_of(tapes[0])
-    return JobTapes(job, task or job.job.task, warn, turns, permit)

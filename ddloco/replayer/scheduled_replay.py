@@ -91,7 +91,7 @@ LISTED_MAX = 8
 def overridden(job: Job, schedule: Job) -> dict[str, tuple[Any, Any]]:
     """Return the settings of a job that the schedule decides otherwise, by name: its own value, and
     the one that holds."""
-    mine, theirs = settings_of(job), settings_of(job_under(job, schedule))
+    mine, theirs = settings_of(job.as_plain()), settings_of(job_under(job, schedule).as_plain())
     for name in {*job.learner, *schedule.learner}:
         key = f"learner.{name}.factor"
         mine[key], theirs[key] = (each.learner_table(name).factor for each in (job, schedule))

@@ -17,18 +17,19 @@ import trio
 from ddloco.job.config import DATA_PARALLEL, Job
 from ddloco.job.keys import curve_of
 from ddloco.job.protocol.effects import RunStep
-from ddloco.job.protocol.events import OwnState, Started
+from ddloco.job.protocol.events import Happened, OwnState, Started
 from ddloco.job.protocol.messages import JobBody
 from ddloco.job.protocol.tape_facts import SEMANTICS, TASK
 from ddloco.job.protocol.validation import admission
-from ddloco.machines.registry import machine_for
+from ddloco.machines.registry import machine_for, states_for
 from ddloco.roles.resume import (
     OWN_STATE,
     JobStartPoint,
+    read_job_start_point,
     refuse_without_learners,
     said_start_point,
 )
-from ddloco.stage.actors.actor import Actor, new_actor
+from ddloco.stage.actors.actor import Actor, ActorStates, Machine, new_actor
 from ddloco.stage.actors.effects import Finish, Work
 from ddloco.stage.actors.events import WorkResult
 from ddloco.stage.arrays.array_table import ArrayTable
@@ -105,6 +106,23 @@ class JobProgram(Runnable):
     def listeners(self) -> tuple[str, ...]:
         """The syncers."""
         return self.job.syncer_names()
+
+    @property
+    def events(self) -> Any:
+        """Those of learners and syncers."""
+        return Happened
+
+    def machine(self, incarnation: str) -> Machine:
+        """See ``machine_for``."""
+        return machine_for(self.job, incarnation)
+
+    def states(self, incarnation: str) -> ActorStates[Any]:
+        """See ``states_for``."""
+        return states_for(self.job, incarnation)
+
+    def restored(self, place: str | Path, snapshot: str, only: str | None = None) -> JobStartPoint:
+        """Read the states of its syncers and learners."""
+        return read_job_start_point(place, snapshot, self.job, only)
 
     @property
     def source_name(self) -> str:

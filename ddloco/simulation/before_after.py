@@ -10,7 +10,7 @@ from msgspec import Struct
 from rich.table import Table
 
 from clocks import actor_of
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import open_job
 
 SHOWN_MAX = 16
 """Learners that have a row of their own."""
@@ -56,7 +56,7 @@ def outcome_of(folder: Path, *, trust: bool = False) -> Outcome:
         ConfigError: the run is of a program of a user's own.
         Divergence: this program decides otherwise than a tape says.
     """
-    run = RecordedRun(folder, trust=trust)
+    run = open_job(folder, trust=trust)
     merges = list(run.merges())
     waits = [merge.wait for merge in merges]
     took_part = Counter(

@@ -21,7 +21,7 @@ from typing import Any
 
 from tools import ROOT
 
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import RecordedJob, open_job
 from ddloco.job.config import job_from
 from ddloco.job.protocol.tape_facts import TENSORS
 from ddloco.simulation.physics import Physics
@@ -41,7 +41,7 @@ def measure(quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         record(STEPS // 40 if quick else STEPS, path)
-        run = RecordedRun(path)
+        run = open_job(path)
         events = sum(each.events for each in run.tapes.values())
         stepped_s = _seconds(lambda: [_step(run, each) for each in run.tapes])
         read_s = _seconds(lambda: [sum(1 for _ in run.events(each)) for each in run.tapes])
@@ -89,7 +89,7 @@ def record(steps: int, folder: Path) -> None:
     world.run()
 
 
-def _step(run: RecordedRun, incarnation: str) -> None:
+def _step(run: RecordedJob, incarnation: str) -> None:
     for _ in run.stepper(incarnation).steps():
         pass
 

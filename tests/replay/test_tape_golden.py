@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from ddloco.cli.tape_verify import verify_folder
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import open_job
 from ddloco.replayer.replay_of import replay_of
 from replay.tape import FORMAT_VERSION
 
@@ -34,7 +34,7 @@ def test_golden_tapes_replay_to_the_bit(folder):
 @pytest.mark.parametrize("folder", sorted(GOLDEN.iterdir()), ids=lambda each: each.name)
 def test_golden_tapes_are_explained(folder):
     """The debugger steps them: merges, losses, and the crash."""
-    run = RecordedRun(folder)
+    run = open_job(folder)
     merges = list(run.merges())
     assert [each.t for each in merges] == list(range(2, 25, 2))
     assert "learner-1.2" in run.learners

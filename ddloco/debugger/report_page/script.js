@@ -336,7 +336,8 @@
   // ---- Lanes ------------------------------------------------------------------------------
   const BLOCK_PIXELS = 6;
   const KINDS = { pulled: ["pull", 0], sent: ["contribution sent", 1],
-    received: ["fragment received", 2] };
+    received: ["fragment received", 2],
+    arrived: ["message with an array arrived", 0], worked: ["work done", 1] };
   class Lanes extends Chart {
     constructor(figure, view, runs) {
       const rows = [];
@@ -581,11 +582,13 @@
       return null;
     }
     marked(part, value, y, reach, span) {
-      const wanted = y < 31 ? "pulled" : y < 36 ? "sent" : "received", m = part.marks[wanted];
+      const place = y < 31 ? 0 : y < 36 ? 1 : 2;
+      const wanted = Object.keys(part.marks).find((name) => KINDS[name][1] === place);
+      const m = part.marks[wanted];
       if (!m || !m.at.length) return null;
       const i = nearest(m.at, value);
       if (Math.abs(m.at[i] - value) > reach) return null;
-      const about = wanted === "sent" ? ""
+      const about = wanted !== "pulled" && wanted !== "received" ? ""
         : `${wanted === "pulled" ? "for merge" : "version"} ${m.t[i]}, fragment ${m.p[i]}`;
       const shown = m.of > m.at.length ? `${m.at.length} of ${m.of} are shown` : "";
       return [KINDS[wanted][0], about, `${part.incarnation}:${m.n[i]} at ${time(m.at[i], span)}`,
@@ -1038,15 +1041,22 @@
     if (run.matrix.rows.length <= 16) run.matrix.rows.forEach((name) =>
       key(bar, () => colourOf(run, name), name));
   };
+  // Programs of one's own have no learners, whose merges and losses the other charts show.
+  const trained = DATA.runs.some((run) => run.curves.length);
   const lanes = (runs, view) => {
     const { figure, bar } = section("What each actor did",
       "Wheel zooms, dragging moves, a double click shows all; a click keeps the text that "
       + "hovering shows. All charts over time move together.");
-    key(bar, () => css.floor, "floor");
-    key(bar, () => css.quorum, "quorum, pull");
-    key(bar, () => css.grace, "grace");
-    key(bar, () => css.flight, "launch to merge, fragment received");
-    key(bar, () => css.accent, "contribution sent, snapshot", true);
+    if (trained) {
+      key(bar, () => css.floor, "floor");
+      key(bar, () => css.quorum, "quorum, pull");
+      key(bar, () => css.grace, "grace");
+      key(bar, () => css.flight, "launch to merge, fragment received");
+      key(bar, () => css.accent, "contribution sent, snapshot", true);
+    } else {
+      key(bar, () => css.quorum, KINDS.arrived[0]);
+      key(bar, () => css.accent, "work done, snapshot", true);
+    }
     key(bar, () => css.bad, "killed, broken, refused", true);
     resetButton(bar, view);
     const chart = new Lanes(figure, view, runs);
@@ -1151,9 +1161,11 @@
   for (const run of runs) summary(run);
   differences();
   lanes(runs, view);
-  matrices(runs);
-  overTime(runs, view);
-  for (const run of runs) links(run);
+  if (trained) {
+    matrices(runs);
+    overTime(runs, view);
+    for (const run of runs) links(run);
+  }
   // "report.html#120-125" opens the page at these seconds.
   const stretch = () => {
     const found = /^#([\d.]+)-([\d.]+)$/.exec(location.hash);

@@ -6,7 +6,7 @@ so every time is a duration in seconds: ``since_s`` in the past, ``until_s`` in 
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -230,14 +230,17 @@ class StatusError(ValueError):
     """Plain data is not a status; one line names the address and the field."""
 
 
-def status_from(plain: dict[str, Any]) -> Status:
-    """Convert plain data to a status; unknown fields are ignored.
+S = TypeVar("S", bound=Struct)
+
+
+def status_from(plain: dict[str, Any], kind: type[S] = Status) -> S:
+    """Convert plain data to a status, by default a syncer's; unknown fields are ignored.
 
     Raises:
         StatusError: a field has a wrong type.
     """
     try:
-        return msgspec.convert(plain, Status)
+        return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
         address = plain.get("address", "")
         raise StatusError(f"{address}: not a status: {error}".removeprefix(": ")) from None

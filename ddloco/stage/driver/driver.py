@@ -27,6 +27,7 @@ from ddloco.stage.actors.events import (
     StopRequested,
     WorkResult,
 )
+from ddloco.stage.actors.status import error_in, status_of
 from ddloco.stage.actors.timers import Timers
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.arrays.reassembly import Reassembly
@@ -157,6 +158,8 @@ class Driver:
         self._arrivals = Reassembly(self._assembler)
         self._timers = Timers()
         self._urgent: deque[Arrived | Event] = deque()
+        self._error = ""
+        """The newest error that an event told of."""
         self._asked_to_stop = False
         """Whether an observer has asked for the end."""
         self._early: dict[tuple[str, Lane], Arrived] = {}
@@ -277,10 +280,13 @@ class Driver:
     def status(self) -> dict[str, Any]:
         """Return the status for observers as plain data; it is not recorded on the tape.
 
-        A machine without a ``status`` method adds nothing.
+        What a machine without a ``status`` method does is seen from outside; see ``ActorStatus``.
         """
         at, actor = self._time.now(), self.actor
-        of_machine = msgspec.to_builtins(getattr(actor.machine, "status", lambda _at: {})(at))
+        told = getattr(actor.machine, "status", None)
+        of_machine: dict[str, Any] = (
+            msgspec.to_builtins(told(at)) if told is not None else self._seen_from_outside(at)
+        )
         own = {"incarnation": actor.incarnation, "job": self._job_id, "uptime_s": at}
         counts = {
             "events": actor.number,
@@ -288,7 +294,13 @@ class Driver:
             "sent_bytes": self.sent_bytes,
             "received_bytes": self.received_bytes,
         }
-        return {**self._facts(), **own, **counts, **of_machine}
+        return {**of_machine, **self._facts(), **own, **counts}
+
+    def _seen_from_outside(self, at: float) -> dict[str, Any]:
+        queue = len(self._urgent) + self._waiting.statistics().current_buffer_used
+        return msgspec.to_builtins(
+            msgspec.structs.replace(status_of(self.actor, at), queue=queue, error=self._error)
+        )
 
     # The door.
 
@@ -313,6 +325,7 @@ class Driver:
         if isinstance(came, Arrived):
             self._admit_message(came)
         else:
+            self._error = error_in(came) or self._error
             self._admit(came, None)
 
     async def _wait(self) -> Arrived | Event | None:

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ddloco.stage.actors.actor import ActorStates, Machine
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.driver.resume import StartPoint
 from ddloco.stage.files.faults import Faults
@@ -104,6 +105,30 @@ class Runnable(ABC):
 
         Raises:
             ConfigError: one cannot.
+        """
+
+    @property
+    @abstractmethod
+    def events(self) -> Any:
+        """The union of all events that its tapes may hold."""
+
+    @abstractmethod
+    def machine(self, incarnation: str) -> Machine:
+        """Make the machine of an actor, as it is before its first event."""
+
+    @abstractmethod
+    def states(self, incarnation: str) -> ActorStates[Any]:
+        """Return what reads the states of an actor; it admits no other machine than its own."""
+
+    @abstractmethod
+    def restored(
+        self, place: str | Path, snapshot: str, only: str | None = None
+    ) -> StartPoint[Any]:
+        """Read the states of its actors in a snapshot of a known place.
+
+        Raises:
+            SnapshotError: it is not there, not intact, or of another program.
+            StorageError: the place cannot be read.
         """
 
     @abstractmethod

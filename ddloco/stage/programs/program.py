@@ -8,6 +8,7 @@ examples/parameter_server.py for an example and ``ddloco docs own-actors`` for a
 import hashlib
 import inspect
 import platform
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -245,9 +246,14 @@ class LoadedProgram(Runnable):
         """The union of all work that its machines may request."""
         return Call | self.program.asked
 
-    def states(self, machine: Machine) -> ActorStates[Any]:
-        """What reads the states of actors with such a machine."""
-        return ActorStates(type(machine), self.bodies, self.asked)
+    def machine(self, incarnation: str) -> Machine:
+        """See ``Role``."""
+        return self.program.roles[actor_of(incarnation)].machine()
+
+    def states(self, incarnation: str) -> ActorStates[Any]:
+        """With the program's messages and work."""
+        machine = type(self.machine(incarnation))
+        return ActorStates(machine, self.bodies, self.asked)
 
     @property
     def events(self) -> Any:
@@ -284,18 +290,12 @@ class LoadedProgram(Runnable):
     def restored(
         self, place: str | Path, snapshot: str, only: str | None = None
     ) -> StartPoint[Start]:
-        """Read the states of the program's actors in a snapshot of a known place.
-
-        Raises:
-            SnapshotError: it is not there, not intact, or of another program.
-            StorageError: the place cannot be read.
-        """
+        """See ``Runnable``."""
 
         def load(store: Store, part: Part) -> Start:
-            role = self.program.roles.get(actor_of(part.who))
-            if role is None:
+            if actor_of(part.who) not in self.names:
                 raise SnapshotError(f"{store.name}: {part.who} is no actor of this program")
-            return load_start(store, part, self.states(role.machine()))
+            return load_start(store, part, self.states(part.who))
 
         return read_start_point(place, snapshot, load, only)
 
@@ -408,6 +408,15 @@ def fingerprint() -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+
+
+def find_programs() -> Path:
+    """Make programs importable from the current folder; returns it. Programs are built on ddloco's
+    packages, which are imported already and so take precedence over modules of the same name."""
+    here = Path.cwd()
+    if str(here) not in sys.path:
+        sys.path.insert(0, str(here))
+    return here
 
 
 def is_program(plain: Mapping[str, Any]) -> bool:

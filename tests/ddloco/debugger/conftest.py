@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import open_job
 from ddloco.simulation.experiment import run_case
 from ddloco.simulation.scenario import cases_of
 
@@ -56,10 +56,10 @@ def folder(simulate):
 @pytest.fixture
 def run(folder):
     """The same run, opened."""
-    return RecordedRun(folder)
+    return open_job(folder)
 
 
 @pytest.fixture
 def opened():
     """Opens a run folder."""
-    return RecordedRun
+    return open_job

@@ -9,7 +9,7 @@ import shutil
 
 import msgspec
 
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.machines.registry import states_for
 from ddloco.stage.driver.resume import RESTORED
 from replay import Header, TapeWriter
@@ -67,9 +67,9 @@ def cut(run, to, who, number):
 
 def opened_at(folder, begun, monkeypatch):
     """Have every run that is opened in a folder begin at its cut."""
-    found = RecordedRun.__dict__["_start_point"]
+    found = RecordedJob.__dict__["_start_point"]
 
     def start_point(run):
         return begun if run.path == folder or folder in run.path.parents else found.func(run)
 
-    monkeypatch.setattr(RecordedRun, "_start_point", property(start_point))
+    monkeypatch.setattr(RecordedJob, "_start_point", property(start_point))

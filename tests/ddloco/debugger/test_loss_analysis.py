@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from ddloco.debugger.loss_analysis import analyse_losses
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import open_job
 from ddloco.workers.simulated.objective import FAR
 from ddloco.workers.simulated.work import SimulatedWork
 
@@ -73,7 +73,7 @@ def test_who_is_at_fault_is_named(learners, plant, simulate, monkeypatch):
         "sync.band=0",
         "work.variance=0.1",
     )
-    found = analyse_losses(RecordedRun(folder))
+    found = analyse_losses(open_job(folder))
     assert found.suspect == GUILTY, found
     assert f"most suspect: {GUILTY}: " in "\n".join(found.lines())
     if plant is plant_garbage:
@@ -85,7 +85,7 @@ def test_a_flipped_bit_stands_out_among_the_contributions(simulate, monkeypatch)
     """The loss need not show it; the norm of the contribution does."""
     plant_bit(monkeypatch)
     folder = simulate("job.learners=3", "chaos.fault=[]", "learner={}")
-    found = analyse_losses(RecordedRun(folder))
+    found = analyse_losses(open_job(folder))
     assert found.outliers[0].learner == GUILTY
     assert found.outliers[0].times > 100
 
@@ -93,7 +93,7 @@ def test_a_flipped_bit_stands_out_among_the_contributions(simulate, monkeypatch)
 def test_a_sound_run_has_no_break(simulate):
     """No learner is blamed where nothing happened."""
     folder = simulate("job.learners=3", "chaos.fault=[]", "learner={}")
-    found = analyse_losses(RecordedRun(folder))
+    found = analyse_losses(open_job(folder))
     assert (found.breaks, found.suspect) == ((), "")
 
 
@@ -120,7 +120,7 @@ SEEDS, SEEDS_SLOW = 8, 42
 def test_a_contribution_of_many_steps_does_not_stand_out_for_them(simulate):
     """One learner is four times slower, so the others' contributions are of more steps."""
     slow = ("sync.quorum=1", "sync.grace=0.0", "learner={'learner-0' = {factor = 4.0}}")
-    run = RecordedRun(simulate("job.learners=3", "chaos.fault=[]", "work.variance=0.1", *slow))
+    run = open_job(simulate("job.learners=3", "chaos.fault=[]", "work.variance=0.1", *slow))
     steps = [[each.steps for each in merge.contributions] for merge in run.merges()]
     assert any(max(each) >= 3 * min(each) for each in steps if each)
     assert analyse_losses(run).outliers == ()
@@ -150,7 +150,7 @@ def drawn(seed, *, least=2):
 
 def check_clean(seed, simulate):
     """Nobody is named."""
-    found = analyse_losses(RecordedRun(simulate(*drawn(seed))))
+    found = analyse_losses(open_job(simulate(*drawn(seed))))
     assert found.suspect == "", (drawn(seed), found.lines())
 
 
@@ -161,7 +161,7 @@ def check_planted(seed, simulate, monkeypatch):
     settings = [*drawn(seed, least=3), "chaos.fault=[]", "learner={}"]
     # Without a band nothing measures norms.
     settings += ["sync.band=32"] if plant == "bit" else []
-    found = analyse_losses(RecordedRun(simulate(*settings)))
+    found = analyse_losses(open_job(simulate(*settings)))
     assert found.suspect == GUILTY, (plant, settings, found.lines())
 
 

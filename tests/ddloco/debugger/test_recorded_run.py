@@ -15,7 +15,7 @@ import pytest
 from ddloco.cli.parser import main
 from ddloco.debugger.api import Run
 from ddloco.debugger.cluster_status import cluster_at
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import open_job
 from ddloco.simulation.experiment import run_case
 from ddloco.simulation.scenario import cases_of
 from ddloco.stage.files.toml import ConfigError
@@ -73,7 +73,7 @@ def call(*words):
 
 def commands(folder, whole, scratch, rng):
     """Every command that explains a run, with questions about what the whole run has."""
-    run = RecordedRun(whole)
+    run = open_job(whole)
     merges = [merge.t for merge in run.merges()]
     events = [(who, rng.randint(1, each.events)) for who, each in run.tapes.items()]
     yield "why", folder, "loss"
@@ -168,7 +168,7 @@ def explained(seed, tmp_path, monkeypatch):
         place.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         check(harmed, whole, tmp_path, rng, asked=ASKED)
         shutil.rmtree(harmed)
-    run = RecordedRun(whole)
+    run = open_job(whole)
     who = rng.choice(run.syncers)
     begun = cut(run, tmp_path / "cut", who, rng.randint(10, run.tapes[who].events - 1))
     with monkeypatch.context() as patch:
@@ -198,7 +198,7 @@ def test_the_merges_of_a_run_that_continues_are_those_of_the_whole_run(run, tmp_
         folder = tmp_path / str(number)
         with monkeypatch.context() as patch:
             opened_at(folder, cut(run, folder, "syncer.1", number), patch)
-            found = list(RecordedRun(folder).merges())
+            found = list(open_job(folder).merges())
         assert [each.t for each in found] == [
             t for t, each in whole.items() if each.number > number
         ]
@@ -230,9 +230,7 @@ def test_actors_are_shown_where_the_tapes_begin(run, tmp_path, monkeypatch):
     """``status --at`` the first event after a cut: everybody else is as at the cut."""
     begun = cut(run, tmp_path / "cut", "syncer.1", 150)
     opened_at(tmp_path / "cut", begun, monkeypatch)
-    told, whole = (
-        cluster_at(each, "syncer.1", 151) for each in (RecordedRun(tmp_path / "cut"), run)
-    )
+    told, whole = (cluster_at(each, "syncer.1", 151) for each in (open_job(tmp_path / "cut"), run))
     assert (told.missing, told.learners) == ((), whole.learners)
     shown, expected = (
         [msgspec.structs.replace(syncer, tape_bytes=0) for syncer in each.syncers]
@@ -240,6 +238,6 @@ def test_actors_are_shown_where_the_tapes_begin(run, tmp_path, monkeypatch):
     )
     assert shown == expected, "all but the size of the tape, of which a part was cut off"
     early = cluster_at(
-        RecordedRun(tmp_path / "cut"), "learner-0.1", begun.starts["learner-0.1"].part.number + 1
+        open_job(tmp_path / "cut"), "learner-0.1", begun.starts["learner-0.1"].part.number + 1
     )
     assert not [each for each in early.missing if each.endswith("no tape")]

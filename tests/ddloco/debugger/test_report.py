@@ -14,7 +14,7 @@ from ddloco.cli.debug import report
 from ddloco.cli.parser import parser
 from ddloco.debugger import report_data as data_module
 from ddloco.debugger import report_lanes, report_merges
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import open_job
 from ddloco.debugger.report import MARK, page_of
 from ddloco.debugger.report_data import Fact, report_data
 from ddloco.debugger.timeline import clock_offsets
@@ -27,7 +27,7 @@ HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!-- <script> 
 @pytest.fixture(scope="module")
 def data(folder):
     """What the report of the run shows."""
-    return report_data(RecordedRun(folder))
+    return report_data(open_job(folder))
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_long_runs_are_thinned_and_the_page_is_told(folder, monkeypatch):
     monkeypatch.setattr(report_merges, "BARS_MAX", 7)
     monkeypatch.setattr(report_merges, "COLUMNS_MAX", 9)
     monkeypatch.setattr(data_module, "POINTS_MAX", 80)
-    [shown] = report_data(RecordedRun(folder)).runs
+    [shown] = report_data(open_job(folder)).runs
     assert (len(shown.bars.t), len(shown.matrix.columns)) == (7, 9)
     assert shown.bars.of == shown.matrix.of == 60
     for lane in shown.lanes:
@@ -322,7 +322,7 @@ def test_bad_input_is_one_line(copied, ask, tmp_path):
 def test_two_runs_are_compared_at_their_first_difference(simulate, folder, ask, tmp_path):
     """With ``--compare`` both runs are in the file, and where they part is on both axes."""
     other = simulate("sync.quorum=3")
-    found = report_data(RecordedRun(folder), RecordedRun(other))
+    found = report_data(open_job(folder), open_job(other))
     assert len(found.runs) == 2
     assert not found.same
     first = found.partings[0]
@@ -330,7 +330,7 @@ def test_two_runs_are_compared_at_their_first_difference(simulate, folder, ask, 
     assert 0 < first.one.at <= found.runs[0].end
     assert any("first difference: merge 4" in line for line in found.lines)
     assert ask(folder, "--compare", other, "--out", tmp_path / "two.html")[0] == 0
-    same = report_data(RecordedRun(folder), RecordedRun(folder))
+    same = report_data(open_job(folder), open_job(folder))
     assert same.same
     assert same.partings == []
 
@@ -352,7 +352,7 @@ def browse(page, *options):
 def test_a_browser_draws_it_without_complaint(simulate, folder, data, tmp_path, size, dark):
     """A report, one of two runs, and one with hostile texts are drawn; no script of a text runs."""
     scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    two = report_data(RecordedRun(folder), RecordedRun(simulate("sync.quorum=3")))
+    two = report_data(open_job(folder), open_job(simulate("sync.quorum=3")))
     for name, shown in (("one", data), ("two", two), ("hostile", planted(data))):
         page = tmp_path / f"{name}.html"
         page.write_bytes(page_of(shown))
@@ -407,7 +407,7 @@ def test_zooming_in_shows_the_details_of_that_stretch(run, monkeypatch, tmp_path
 def test_the_refused_and_the_late_are_counted_as_they_are_shown(simulate):
     """The summary's count of refused contributions is that of the red cells."""
     folder = simulate("sync.band=1.05", "sync.grace=0.0", "network.jitter_s=6.0", "job.steps=72")
-    run = RecordedRun(folder)
+    run = open_job(folder)
     [shown] = report_data(run).runs
     [said] = [fact.note for fact in shown.facts if fact.label == "Merges"]
     red = sum(cell.state == 2 for row in shown.matrix.cells for cell in row)

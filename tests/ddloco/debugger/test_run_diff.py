@@ -8,7 +8,7 @@ import pytest
 from ddloco.cli.debug import diff
 from ddloco.cli.parser import parser
 from ddloco.debugger.alignment import AlignedRun, Key
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import open_job
 from ddloco.debugger.run_diff import _kind, compare
 from ddloco.replayer.invariants.tape_audit import SAME, Audit
 from ddloco.workers.simulated.work import SimulatedWork
@@ -38,17 +38,17 @@ def find(seed, first, simulate, monkeypatch):
         findings = {each.invariant: each for each in Audit(open_tapes(second)).run()}
         assert findings[SAME].ref == "{}:{}".format(*plant.where)
         return
-    found = compare(RecordedRun(first), RecordedRun(second))
+    found = compare(open_job(first), open_job(second))
     assert not found.same
     if plant.kind == "pace":
         # A slow step near the end may change nothing but how many steps there are.
         assert {each.kind for each in found.first} == ({"timing"} if found.differing else set())
         return
     named = found.first[0]
-    key, kind = expected(plant, RecordedRun(second))
+    key, kind = expected(plant, open_job(second))
     assert (named.what, named.kind) == (str(key), kind)
     assert len(found.first) == 1
-    assert named.other == AlignedRun(RecordedRun(second)).items[key].event
+    assert named.other == AlignedRun(open_job(second)).items[key].event
 
 
 def expected(plant, run):
@@ -91,7 +91,7 @@ def test_every_kind_is_among_the_plants():
 
 def test_two_executions_without_a_fault_are_equal(first, simulate):
     """The comparison finds nothing where there is nothing."""
-    found = compare(RecordedRun(first), RecordedRun(simulate(*SMALL)))
+    found = compare(open_job(first), open_job(simulate(*SMALL)))
     assert found.same
     assert found.equal > 300
     assert (found.differing, found.first, found.only) == (0, (), ())
@@ -99,7 +99,7 @@ def test_two_executions_without_a_fault_are_equal(first, simulate):
 
 def test_another_setting_is_named_as_what_was_recorded_differently(first, simulate):
     """A difference of arithmetic is put down to the one thing that was recorded differently."""
-    found = compare(RecordedRun(first), RecordedRun(simulate(*SMALL, "outer.lr=0.4")))
+    found = compare(open_job(first), open_job(simulate(*SMALL, "outer.lr=0.4")))
     assert found.recorded == ("setting: outer.lr = 0.7 and 0.4",)
     assert found.first[0].kind == "configuration"
     assert found.first[0].what.startswith("merge ")
@@ -113,7 +113,7 @@ def test_the_update_that_differs_is_named_with_its_tensor(
     place, step, first, simulate, monkeypatch
 ):
     """One element of one tensor after one step, also if no contribution was taken after it."""
-    once, plan = SimulatedWork._descend, RecordedRun(first).plan
+    once, plan = SimulatedWork._descend, open_job(first).plan
     at = plan.tensor_offset(*place) // 4 + 3
 
     def descend(self, number):
@@ -123,7 +123,7 @@ def test_the_update_that_differs_is_named_with_its_tensor(
         return loss
 
     monkeypatch.setattr(SimulatedWork, "_descend", descend)
-    [named] = compare(RecordedRun(first), RecordedRun(simulate(*SMALL))).first
+    [named] = compare(open_job(first), open_job(simulate(*SMALL))).first
     assert (named.what, named.kind) == (
         f"the update of inner step {step} of learner-1.1",
         "arithmetic",
@@ -137,8 +137,8 @@ def test_who_comes_back_with_the_state_of_another_differs_because_of_it(simulate
     installed by the learner that is given its state."""
     returning = ("learner={}",)
     one, again = simulate(*returning), simulate(*returning)
-    run = RecordedRun(one)
-    assert compare(run, RecordedRun(again)).same
+    run = open_job(one)
+    assert compare(run, open_job(again)).same
     installs = [each for key, each in AlignedRun(run).items.items() if key.kind == "install"]
     donors = {
         cause
@@ -157,20 +157,20 @@ def test_who_comes_back_with_the_state_of_another_differs_because_of_it(simulate
         return loss
 
     monkeypatch.setattr(SimulatedWork, "_descend", descend)
-    [named] = compare(run, RecordedRun(simulate(*returning))).first
+    [named] = compare(run, open_job(simulate(*returning))).first
     assert named.what == str(donor)
 
 
 def test_another_seed_of_the_times_is_a_difference_of_timing(first, simulate):
     """Who arrives when decides otherwise; what was computed before is equal."""
-    found = compare(RecordedRun(first), RecordedRun(simulate(*SMALL, "scenario.seed=9")))
+    found = compare(open_job(first), open_job(simulate(*SMALL, "scenario.seed=9")))
     assert {each.kind for each in found.first} == {"timing"}
     assert any("took" in line or "after step" in line for line in found.lines())
 
 
 def test_a_run_that_ends_early_is_said_to(first, simulate):
     """What only one of the runs has is counted."""
-    found = compare(RecordedRun(first), RecordedRun(simulate(*SMALL, "job.steps=48")))
+    found = compare(open_job(first), open_job(simulate(*SMALL, "job.steps=48")))
     assert any("merges" in each and str(first) in each for each in found.only)
 
 

@@ -13,7 +13,7 @@ from msgspec import structs
 import ddloco
 from ddloco.cli.parser import parser
 from ddloco.cli.replay import replay
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import open_job
 from ddloco.debugger.stopped_replay import replay_until
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.replayer.replay_of import replay_of
@@ -125,7 +125,7 @@ def concurrent(run, step, one, other):
 
 def test_three_replays_of_one_bug_name_the_same_events(folder, monkeypatch):
     """All differences that follow from no other one are found, in one order."""
-    run, pair = RecordedRun(folder), ("learner-0.1", "learner-2.1")
+    run, pair = open_job(folder), ("learner-0.1", "learner-2.1")
     first = next(step for step in range(2, 60) if concurrent(run, step, *pair))
     change_batches(monkeypatch, set(pair), first)
     found = []

@@ -97,7 +97,7 @@ def test_a_cause_is_always_in_the_causal_past_of_its_effect(run):
 def test_a_chain_ends_at_what_came_from_outside(run):
     """A chain ends at what came from outside."""
     links = chain(run, "learner-0.1", 1, 5)
-    assert [link.because for link in links] == ["it came from outside the job"]
+    assert [link.because for link in links] == ["it came from outside"]
 
 
 def steps(losses):

@@ -7,7 +7,7 @@ import pytest
 
 from ddloco.cli.parser import parser
 from ddloco.cli.simulate import simulate
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import open_job
 from ddloco.simulation.before_after import outcome_of
 from ddloco.simulation.experiment import run_case
 from ddloco.simulation.scenario import cases_of
@@ -75,7 +75,7 @@ def test_without_a_change_the_simulation_comes_to_what_the_run_came_to(call, rec
         told.merged_tokens,
     )
     assert told.merges == 12
-    run = RecordedRun(recorded)
+    run = open_job(recorded)
     trained = sum(event.tokens for who in run.learners for _, event in run.steps_of(who))
     assert trained / 2 < told.merged_tokens <= trained
     assert set(told.shares) == {"learner-0", "learner-1", "learner-2"}

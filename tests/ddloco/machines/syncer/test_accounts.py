@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import asdict
 
 from ddloco.debugger.cluster_status import cluster_at
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_job import open_job
 from ddloco.debugger.report_data import report_data
 from ddloco.job.config import load_job
 from ddloco.job.protocol.messages import Progress
@@ -142,7 +142,7 @@ def test_every_reader_says_the_same_numbers(simulate, overrides):
     """To the last digit: machine, log, live display, trackers, status at an event, report and
     simulator."""
     folder = simulate(*overrides)
-    run = RecordedRun(folder)
+    run = open_job(folder)
     numbers = run.numbers
     assert 0.5 < numbers.goodput < 1.0
     assert numbers.inner_steps > 100
@@ -202,8 +202,8 @@ STOPPED_AT, STOPPED_FOR = 120.0, 20.0
 def test_a_learner_that_was_stopped_is_shown_so(simulate):
     """For as long as it was, whoever is asked; a run without a stop shows none."""
     stop = f'{{what = "stall", who = "learner-2", at_s = {STOPPED_AT}, for_s = {STOPPED_FOR}}}'
-    run = RecordedRun(simulate(f"chaos.fault=[{stop}]"))
-    clean = RecordedRun(simulate("chaos.fault=[]"))
+    run = open_job(simulate(f"chaos.fault=[{stop}]"))
+    clean = open_job(simulate("chaos.fault=[]"))
 
     assert abs(run.numbers.stopped_s - STOPPED_FOR) < 2.0
     assert clean.numbers.stopped_s == 0.0

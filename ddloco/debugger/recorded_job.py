@@ -1,0 +1,262 @@
+"""A recorded run of a job: what its learners and syncers did, besides what any actors do."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from clocks import actor_of
+from ddloco.debugger.merge_history import Merge, MergeHistory, tokens_merged
+from ddloco.debugger.recorded_run import RecordedRun, parse_event
+from ddloco.job.config import SYNCER
+from ddloco.job.protocol.effects import RunStep
+from ddloco.job.protocol.events import Started, StepFinished
+from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.status import Numbers
+from ddloco.replayer.recording import open_recording, program_in
+from ddloco.roles.job_program import JobProgram
+from ddloco.roles.resume import JobStartPoint, plan_of
+from ddloco.stage.files.toml import ConfigError
+from replay import Step, Tape, tape
+
+
+class RecordedJob(RecordedRun):
+    """The tapes of one run of a job; see ``RecordedRun``.
+
+    Attributes:
+        job: the resolved job.
+    """
+
+    def __init__(
+        self, path: Path, tapes: Sequence[Tape], program: JobProgram, **options: bool
+    ) -> None:
+        super().__init__(path, tapes, program, **options)
+        self.job = program.job
+        self._merges: dict[str, list[Merge]] = {}
+        self._histories: dict[str, Iterator[Merge]] = {}
+        self._walked: dict[str, MergeHistory] = {}
+
+    @property
+    def syncers(self) -> list[str]:
+        """The incarnations of syncers that have tapes."""
+        names = self.job.syncer_names()
+        return [each for each in self.tapes if actor_of(each) in names]
+
+    @property
+    def learners(self) -> list[str]:
+        """The incarnations of learners that have tapes."""
+        return [each for each in self.tapes if each not in self.syncers]
+
+    @property
+    def syncer(self) -> str:
+        """The first incarnation of the first syncer that has a tape.
+
+        Raises:
+            ConfigError: no syncer has one.
+        """
+        if not self.syncers:
+            raise ConfigError(
+                f"{self.path}: no tape of a syncer; there are {', '.join(self.tapes)}"
+            )
+        return self.syncers[0]
+
+    @cached_property
+    def plan(self) -> FragmentPlan | None:
+        """How the parameters are cut into fragments; None if no tape and no snapshot tells."""
+        for incarnation, each in self.tapes.items():
+            if not each.header.after:
+                for _, event in self.events(incarnation, Started):
+                    if isinstance(event, Started):
+                        return self.job.plan(event.leaves)
+        return _plan_in(self._start_point) if self._start_point is not None else None
+
+    @cached_property
+    def tokens_merged(self) -> int:
+        """The tokens in merges, on average over the fragments; see ``tokens_merged``."""
+        return tokens_merged(list(self.merges()), len(self.plan.fragments) if self.plan else 0)
+
+    @property
+    def numbers(self) -> Numbers:
+        """The job's numbers at its end, as the newest incarnation of its syncer counted them; with
+        shards, those of the leading one.
+
+        Raises:
+            TapeError, Divergence: see ``merges``.
+        """
+        for _ in self.merges():
+            pass
+        lead = self.job.syncer_names()[0]
+        ended = [self._walked[each] for each in self.syncers if actor_of(each) == lead]
+        return ended[-1].numbers if ended else Numbers()
+
+    def steps_of(self, learner: str) -> Iterator[tuple[tape.Event, StepFinished]]:
+        """Yield a learner's finished inner steps, each with its record.
+
+        Raises:
+            TapeError: the tape cannot be read.
+        """
+        for record, event in self.events(learner, StepFinished):
+            if isinstance(event, StepFinished):
+                yield record, event
+
+    def first_step(self, learner: str) -> Step | None:
+        """Return the event at which a learner asked for its first inner step, None if it never did.
+
+        Raises:
+            TapeError, SnapshotError: the beginning of the tape is not there.
+            Divergence: this program decides otherwise than the tape says.
+        """
+        for step in self.stepper(learner).steps():
+            if any(isinstance(effect, RunStep) for effect in step.effects):
+                return step
+        return None
+
+    def merges(self) -> Iterator[Merge]:
+        """Yield the merges of every syncer, syncer after syncer, in the order of their tapes.
+
+        They are computed once, as far as they have been asked for.
+
+        Raises:
+            TapeError, Divergence: see ``MergeHistory.merges``.
+        """
+        for syncer in self.syncers:
+            known = self._merges.setdefault(syncer, [])
+            if syncer not in self._histories:
+                history = MergeHistory(self.stepper(syncer), self.job.learner_names())
+                self._walked[syncer], self._histories[syncer] = history, history.merges()
+            for position in count():
+                if position == len(known):
+                    following = next(self._histories[syncer], None)
+                    if following is None:
+                        break
+                    known.append(following)
+                yield known[position]
+
+    def merges_of(self, syncer: str) -> Iterator[Merge]:
+        """Compute and yield the merges of one syncer, in the order of its tape.
+
+        Raises:
+            TapeError, Divergence: see ``MergeHistory.merges``.
+        """
+        return MergeHistory(self.stepper(syncer), self.job.learner_names()).merges()
+
+    def merge(self, t: int) -> Merge:
+        """Return the merge of a global step.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        before, after = 0, 0
+        for merge in self.merges():
+            if merge.t == t:
+                return merge
+            if merge.t < t:
+                before = max(before, merge.t)
+            elif not after or merge.t < after:
+                after = merge.t
+        near = [str(each) for each in (before, after) if each]
+        verb = "are" if len(near) > 1 else "is"
+        there = f"; the nearest {verb} {' and '.join(near)}" if near else "; it has no merges"
+        raise ConfigError(f"{self.path}: no merge at global step {t}{there}")
+
+    def resolve(self, target: str) -> tuple[str, int]:
+        """Return the incarnation and the number of an event that is named in one of three ways.
+
+        Args:
+            target: an event, ``syncer.1:540``; a merge, ``merge:40``; or an inner step,
+                ``step:learner-1:120``.
+
+        Raises:
+            ConfigError: there is no such event.
+        """
+        kind, _, rest = target.partition(":")
+        if kind == "merge" and rest.isdecimal():
+            return parse_event(self.merge(int(rest)).event)
+        if kind == "step":
+            learner, _, number = rest.rpartition(":")
+            wanted = int(number) if number.isdecimal() else -1
+            for incarnation in self.learners:
+                if learner in {incarnation, actor_of(incarnation)}:
+                    for record, event in self.steps_of(incarnation):
+                        if event.step == wanted:
+                            return incarnation, record.n
+            raise ConfigError(f"{target}: no such step; want step:LEARNER:NUMBER")
+        return super().resolve(target)
+
+    @cached_property
+    def _start_point(self) -> JobStartPoint | None:
+        found = super()._start_point
+        plan = _plan_in(found) if found is not None else None
+        if found is None or plan is None:
+            return found
+        for start in found.starts.values():
+            each = self.tapes.get(start.part.who)
+            # As the run did that began there, whose job may have other settings.
+            if each is not None and each.header.after == start.part.number and not each.dropped:
+                start.adopt(self.job, plan)
+        return found
+
+
+def open_run(
+    path: Path | str,
+    *,
+    salvage: bool = False,
+    wanted: Callable[[str], bool] | None = None,
+    trust: bool = False,
+) -> RecordedRun:
+    """Open the tapes of a run, of a job or of a program of the user's own, for questions.
+
+    Args:
+        path: the run folder, a folder of tapes, or one tape.
+        salvage: whether to read damaged tapes up to the damage.
+        wanted: whether an incarnation's tape is needed; by default all are. Where tapes continue
+            from a snapshot, all are opened, since together they tell which.
+        trust: whether the user trusts the author of a run of another user; see ``RecordedRun``.
+
+    Raises:
+        TapeError: a tape cannot be read, or is of another run than the others.
+        ConfigError: this version cannot run the job, or another user recorded the program that the
+            tapes name.
+        NamedError: the program cannot be used here.
+    """
+    path = Path(path)
+    tapes = open_recording(path, salvage=salvage, wanted=wanted)
+    if wanted is not None and any(each.header.after for each in tapes):
+        tapes = open_recording(path, salvage=salvage)
+    program = program_in(tapes, path, trust=trust)
+    if isinstance(program, JobProgram):
+        return RecordedJob(path, tapes, program, salvage=salvage, trust=trust)
+    return RecordedRun(path, tapes, program, salvage=salvage, trust=trust)
+
+
+def open_job(path: Path | str, **options: Any) -> RecordedJob:
+    """Open the tapes of a job; see ``open_run``.
+
+    Raises:
+        ConfigError: they are of a program of the user's own.
+    """
+    return job_in(open_run(path, **options))
+
+
+def job_in(run: RecordedRun) -> RecordedJob:
+    """Return a run that is of a job.
+
+    Raises:
+        ConfigError: it is of a program of the user's own.
+    """
+    if not isinstance(run, RecordedJob):
+        raise ConfigError(f"{run.path}: of a program of your own, which has no merges and losses")
+    return run
+
+
+def _plan_in(start_point: JobStartPoint) -> FragmentPlan | None:
+    """How the parameters were cut into fragments when a snapshot was taken."""
+    machines = (each.actor.machine for each in start_point.starts.values())
+    plans = map(plan_of, machines)
+    return next((each for each in plans if each is not None), None)
+
+
+def is_syncer(incarnation: str) -> bool:
+    """Whether an incarnation is one of a syncer, by its name."""
+    return actor_of(incarnation).partition("-")[0] == SYNCER
