@@ -173,6 +173,10 @@ class Inner(Section, frozen=True):
     clip: Annotated[float, Meta(ge=0.0, le=LARGE)] = 1.0
 
 
+MergeRuleName = Literal["rda", "average", "median"]
+"""The merge rules, which are in ``machines.outer.merge_rules``."""
+
+
 class Outer(Section, frozen=True):
     """``[outer]``: how contributions are merged, and the outer Nesterov step on the result.
 
@@ -187,15 +191,17 @@ class Outer(Section, frozen=True):
         lr: the outer learning rate.
         momentum: the outer Nesterov momentum.
         merge: "rda" merges directions and lengths separately, as the paper does; "average" is the
-            plain weighted average.
-        average: shell patterns of tensor names that are merged by the weighted average also under
-            "rda"; the paper does so for embeddings.
+            plain weighted average; "median" is the median of each element, without weights, which
+            a wrong contribution cannot move far if more than half of at least three are sound.
+        average: shell patterns of tensor names that are merged by the weighted average whatever
+            ``merge`` is; the paper does so for embeddings. Empty it for a median of all tensors,
+            where rows that fewer than half of the learners train then stay as they are.
     """
 
     preset: Literal["none", "diloco", "streaming", "muloco"] = "none"
     lr: Annotated[float, Meta(gt=0.0, le=LARGE)] = 0.7
     momentum: Share = 0.6
-    merge: Literal["rda", "average"] = "rda"
+    merge: MergeRuleName = "rda"
     average: tuple[str, ...] = ("*embed*",)
 
 

@@ -4,12 +4,14 @@ The reference is forty lines of plain numpy in float64, without blocks, threads 
 must also be finite.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddloco.job.config import MergeRuleName
 from ddloco.job.protocol.effects import MergeFragment, Share
 from ddloco.job.protocol.events import FragmentMerged
 from ddloco.machines.syncer.machine import Syncer
@@ -51,7 +53,7 @@ class Oracle(InvariantCheck[World, Node]):
     def _merge(
         self, world: World, merge: MergeFragment, inputs: Inputs, doubted: Sequence[str]
     ) -> tuple[tuple[str, ...], F64, F64]:
-        theta, momentum, shares = inputs
+        (theta, momentum, shares), outer = inputs, world.job.outer
         finite = [each for each in shares if (np.abs(theta - each[2]) <= CHANGE_MAX).all()]
         sound = [each for each in finite if each[0] not in doubted]
         names = [leaf.name for leaf in world.plan.fragments[merge.fragment]]
@@ -60,8 +62,8 @@ class Oracle(InvariantCheck[World, Node]):
             part = slice(index * ELEMENTS, (index + 1) * ELEMENTS)
             moves = np.array([theta[part] - params[part] for _, _, params in sound])
             weights = np.array([weight for _, weight, _ in sound])
-            delta[part] = average(moves, weights) if "embed" in name else radial(moves, weights)
-        outer = world.job.outer
+            plain = any(fnmatchcase(name, pattern) for pattern in outer.average)
+            delta[part] = REFERENCES["average" if plain else outer.merge](moves, weights)
         momentum = outer.momentum * momentum + delta
         theta = theta - outer.lr * (delta + outer.momentum * momentum)
         return tuple(name for name, _, _ in sound), theta, momentum
@@ -121,3 +123,16 @@ def radial(moves: F64, weights: F64) -> F64:
     if length < 1e-6:
         return average(moves, weights)
     return float((weights * norms).sum() / weights.sum()) * direction / length
+
+
+def median(moves: F64, weights: F64) -> F64:
+    """The median of each element over the outer gradients that have a weight."""
+    return np.median(moves[weights > 0], axis=0)
+
+
+REFERENCES: dict[MergeRuleName, Callable[[F64, F64], F64]] = {
+    "rda": radial,
+    "average": average,
+    "median": median,
+}
+"""The reference of each merge rule."""

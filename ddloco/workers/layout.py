@@ -6,7 +6,6 @@ tensors, each a row of bytes.
 """
 
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -36,10 +35,7 @@ class Layouts:
     def segments(self, fragment: int) -> tuple[Segment, ...]:
         """The tensors of a fragment, with how each is merged."""
         if fragment not in self._segments:
-            patterns = ("*",) if self._outer.merge == "average" else self._outer.average
-            self._segments[fragment] = fragment_segments(
-                self.plan, fragment, lambda name: any(fnmatchcase(name, p) for p in patterns)
-            )
+            self._segments[fragment] = fragment_segments(self.plan, fragment, self._outer)
         return self._segments[fragment]
 
     def copied(self, fragment: int, data: Bytes) -> Payload:

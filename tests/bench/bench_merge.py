@@ -58,7 +58,7 @@ def _measure(dtype: str, kernel: BlockKernel, nbytes: int, repeats: int) -> dict
     theta = rng.standard_normal(size, np.float32)
     momentum = np.zeros(size, np.float32)
     contributions = [_contribution(theta, m, rng, dtype) for m in range(LEARNERS)]
-    segments = [Segment(0, size, average=False, dtype=dtype, offset=0)]
+    segments = [Segment(0, size, rule="rda", dtype=dtype, offset=0)]
 
     def merge(map_chunks: Callable = map) -> None:
         merge_fragment(

@@ -38,7 +38,7 @@ CHOICES = {
     "inner.warmup": (0, 5),
     "inner.clip": (0.0, 1.0),
     "outer.momentum": (0.0, 0.6, 0.9),
-    "outer.merge": ("rda", "average"),
+    "outer.merge": ("rda", "average", "median"),
     "compress.up": ("bfloat16", "int8", "int4", "e3m0", "int1"),
     "compress.down": ("float32", "bfloat16", "int8"),
     "compress.rounding": ("nearest", "stochastic"),

@@ -235,6 +235,20 @@ def test_a_lone_learner_runs_in_the_same_program(job):
     assert job.log()[-1]["held_out_loss"] < 1.0
 
 
+def test_a_job_that_merges_by_the_median_learns_and_replays(job, tools):
+    """Three learners, every tensor; and a merge of it can be computed without one of them."""
+    words = "job.learners=3", "job.steps=32", 'outer.merge="median"', "outer.average=[]"
+    ran = job.run(*(f"--set={each}" for each in words))
+    assert ran.returncode == 0, ran.stderr
+    assert next(line for line in job.log() if line["event"] == "result")["held_out_loss"] < 1.0
+    assert tools.replay(job.run_folder).returncode == 0
+    merge = next(line for line in job.log() if line["event"] == "merge" and line["averaged"] == 3)
+    without = "--until", f"merge:{merge['t']}", "--without", "learner-2"
+    told = tools.replay(job.run_folder, *without)
+    assert told.returncode == 0, told.stderr
+    assert "the whole: the merge moved it by" in told.stdout
+
+
 @pytest.mark.slow
 def test_data_parallel_training_is_a_job_like_any_other(job, tools):
     """Its replicas take part in every step, it learns, and its tapes replay."""

@@ -1,4 +1,4 @@
-"""One merge of one fragment: weights, radial-directional averaging, Nesterov (paper 3.4 to 3.6).
+"""One merge of one fragment: weights, a merge rule, Nesterov (paper 3.4 to 3.6).
 
 Sign: a contribution's outer gradient is Delta = Theta - theta, and the outer optimizer descends.
 Here Theta is the *anchor*: the global fragment as learners hold it. Where the wire is narrower than
@@ -24,8 +24,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ddloco.job.config import MergeRuleName, Outer
 from ddloco.job.protocol.fragment_plan import FragmentPlan, is_state
 from ddloco.machines.outer.block_kernel import F32, NUMPY, BlockKernel, square_sum, subtract
+from ddloco.machines.outer.merge_rules.average import AVERAGE
+from ddloco.machines.outer.merge_rules.rule import MergeRule
+from ddloco.machines.outer.merge_rules.table import MERGE_RULES, tensor_rule, value_rule
 from transport import Pieces
 
 F64 = NDArray[np.float64]
@@ -36,14 +40,10 @@ ChunkMap = Callable[[Callable[["_Chunk"], Any], Iterable["_Chunk"]], Iterable[An
 BLOCK_ELEMENTS = 128 * 1024
 CHUNK_BLOCKS = 4  # The unit of work for a pool of threads: about a millisecond.
 
-# Below this the mean of unit vectors has no direction (paper 3.5). The usual 1e-12 is never reached
-# in float32: v and -3v leave a rounding error of 1e-8, which would be scaled to full length.
-DIRECTION_NORM_MIN = 1e-6
 # Outside these bounds a block's sum of squares may have lost elements to float32's range.
 SQUARES_MIN, SQUARES_MAX = 1e-28, 1e37
-# A tensor's change below the first counts as zero. One above the second is rejected, since weights
-# divided by such norms would leave float32's range.
-NORM_MIN, NORM_MAX = 1e-30, 1e30
+# A larger change of a tensor is rejected: weights times such changes would leave float32's range.
+NORM_MAX = 1e30
 
 _VIEWS = {"float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": "<u2"}
 
@@ -51,16 +51,16 @@ _VIEWS = {"float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": "<u2
 class Segment(NamedTuple):
     """One tensor of the fragment.
 
-    It is elements `start:stop` of the flat float32 fragment. `average` selects the plain weighted
-    average (for embeddings) instead of RDA. In a contribution's buffer the tensor starts at byte
-    `offset` from the fragment's start, little-endian, in `dtype`. A tensor of `state` is not
-    trained: it becomes the plain weighted average, without outer learning rate and momentum, and
-    counts neither for the norm of a contribution nor for its direction.
+    It is elements `start:stop` of the flat float32 fragment, merged by `rule`. In a contribution's
+    buffer the tensor starts at byte `offset` from the fragment's start, little-endian, in `dtype`.
+    A tensor of `state` is not trained: it becomes what its rule makes of the values, without outer
+    learning rate and momentum, and counts neither for the norm of a contribution nor for its
+    direction.
     """
 
     start: int
     stop: int
-    average: bool
+    rule: MergeRuleName
     dtype: str
     offset: int
     state: bool = False
@@ -109,19 +109,17 @@ class _Work(NamedTuple):
     kernel: BlockKernel
 
 
-def fragment_segments(
-    plan: FragmentPlan, p: int, average: Callable[[str], bool]
-) -> tuple[Segment, ...]:
-    """Return the segments of fragment p of `plan`; `average(name)` selects the embeddings."""
+def fragment_segments(plan: FragmentPlan, p: int, outer: Outer) -> tuple[Segment, ...]:
+    """Return the segments of fragment p of `plan`."""
     first = plan.fragment_slice(p)[0]
     segments: list[Segment] = []
     start = 0
     for i, leaf in enumerate(plan.fragments[p]):
         stop = start + leaf.size
         offset = plan.tensor_offset(p, i) - first
-        state = is_state(leaf.name)
-        plain = state or average(leaf.name)
-        segments.append(Segment(start, stop, plain, leaf.dtype, offset, state))
+        state, rule = is_state(leaf.name), tensor_rule(outer, leaf.name)
+        rule = value_rule(rule) if state else rule
+        segments.append(Segment(start, stop, rule, leaf.dtype, offset, state))
         start = stop
     return tuple(segments)
 
@@ -153,7 +151,7 @@ def merge_fragment(
         map_chunks: `map`, or a thread pool's `map`; it does not affect the result.
         anchor: theta as the learners hold it, None if that is theta itself; see the module.
         outlier_test: returns all faults, given candidates, norms and faults; see `outlier_test`.
-        adopt: replace theta, which was lost, by the weighted average of the contributions.
+        adopt: replace theta, which was lost, by what the rules make of the contributions' values.
         kernel: the arithmetic, numpy's by default; it does not affect the result.
 
     Returns:
@@ -194,9 +192,9 @@ def _adopt(
     map_chunks: ChunkMap,
     kernel: BlockKernel,
 ) -> MergeResult:
-    """Replace theta by a plain average of all tensors, computed as a merge with learning rate 1,
+    """Replace theta by the merged values of all tensors, computed as a merge with learning rate 1,
     which cancels ``theta``; the outer momentum restarts at zero."""
-    plain = [segment._replace(average=True) for segment in segments]
+    plain = [segment._replace(rule=value_rule(segment.rule)) for segment in segments]
     zeros = np.zeros_like(theta)
     found = merge_fragment(
         theta,
@@ -306,45 +304,48 @@ def _direct(
     out: F32,
 ) -> list[float]:
     """Pass two: write each segment's direction to `out`; returns the factors for pass three."""
-    norms = np.sqrt(squares)
-    # A single contribution is its own direction, and is not rounded.
-    radial = [not s.average and len(accepted) > 1 for s in work.segments]
+    columns = np.sqrt(squares).T.tolist()
+    # A single contribution is its own direction by every rule, and is not rounded.
+    single = len(accepted) == 1
+    rules = [AVERAGE if single else MERGE_RULES[segment.rule] for segment in work.segments]
 
     def gather(chunk: _Chunk) -> float:
-        factors = weights
-        if radial[chunk.which]:
-            column = norms[:, chunk.which]
-            factors = [w / n if n > NORM_MIN else 0.0 for w, n in zip(weights, column, strict=True)]
-        return _gather_chunk(work, accepted, factors, chunk, out)
+        rule, norms = rules[chunk.which], columns[chunk.which]
+        factors = weights if rule.factor is None else list(map(rule.factor, weights, norms))
+        return _gather_chunk(work, accepted, (rule, factors), chunk, out)
 
     lengths = [0.0] * len(work.segments)
     for chunk, square in zip(work.chunks, work.map_chunks(gather, work.chunks), strict=True):
         lengths[chunk.which] += square
-    scales = [1.0] * len(work.segments)
-    for s, square in enumerate(lengths):
-        if radial[s] and sqrt(square) >= DIRECTION_NORM_MIN:
-            radius = sum(w * float(n) for w, n in zip(weights, norms[:, s], strict=True))
-            scales[s] = radius / sqrt(square)
-        elif radial[s]:  # The directions cancelled: use the weighted average instead.
-            for chunk in (c for c in work.chunks if c.which == s):
-                _gather_chunk(work, accepted, weights, chunk, out)
+    scales: list[float] = []
+    for which, (rule, norms) in enumerate(zip(rules, columns, strict=True)):
+        scale = rule.scale(weights, norms, lengths[which]) if rule.scale is not None else 1.0
+        if scale is None:
+            for chunk in (c for c in work.chunks if c.which == which):
+                _gather_chunk(work, accepted, (AVERAGE, weights), chunk, out)
+        scales.append(1.0 if scale is None else scale)
     return scales
 
 
 def _gather_chunk(
     work: _Work,
     accepted: Sequence[Contribution],
-    factors: Sequence[float],
+    how: tuple[MergeRule, Sequence[float]],
     chunk: _Chunk,
     out: F32,
 ) -> float:
-    """Write the sum of factor * change to `out`; returns its sum of squares."""
+    """Write the direction that the rule finds, with these factors, to `out`; returns its sum of
+    squares."""
+    rule, factors = how
     counted = [(c, factor) for c, factor in zip(accepted, factors, strict=True) if factor]
     used = [factor for _, factor in counted]
     square = 0.0
     for block in _blocks(chunk):
         raws = [_view(c, chunk.segment, block) for c, _ in counted]
-        square += work.kernel.weighted_change(work.anchor[block], raws, used, out[block])
+        if rule.combine is None:
+            square += work.kernel.weighted_change(work.anchor[block], raws, used, out[block])
+        else:
+            square += rule.combine(work.anchor[block], raws, out[block])
     return square
 
 

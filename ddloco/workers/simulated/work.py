@@ -18,7 +18,7 @@ import xxhash
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ddloco.job.config import Job
+from ddloco.job.config import Job, Outer
 from ddloco.job.protocol.effects import (
     AverageGradients,
     CopyState,
@@ -447,7 +447,7 @@ class SimulatedWork:
             array = contributed(work, share, contents)
             assert array is not None, "numbers are merged with numbers"
             contributions.append(Contribution(share.name, share.weight, array.view(np.uint8)))
-        segments = _segments(self._plan, work.fragment)
+        segments = _segments(self._plan, work.fragment, self._job.outer)
         outlier_test = OutlierTest(work, theta, momentum, segments)
         result = merge_fragment(
             theta,
@@ -488,5 +488,5 @@ class SimulatedWork:
 
 
 @cache
-def _segments(plan: FragmentPlan, fragment: int) -> tuple[Segment, ...]:
-    return fragment_segments(plan, fragment, lambda name: "embed" in name)
+def _segments(plan: FragmentPlan, fragment: int, outer: Outer) -> tuple[Segment, ...]:
+    return fragment_segments(plan, fragment, outer)

@@ -47,7 +47,7 @@ def test_each_tensor_moves_as_far_as_the_same_sums_say(folder, arrays):
 
     def merged(shares):
         given = [Contribution(n, w, a.view(np.uint8)) for n, w, a in shares]
-        segments = fragment_segments(plan, p, lambda _: False)
+        segments = fragment_segments(plan, p, outer)
         inputs = arrays["theta"], arrays["momentum"], given, segments
         return merge_fragment(*inputs, lr=outer.lr, momentum_factor=outer.momentum).theta
 
@@ -128,6 +128,17 @@ def test_a_merge_that_does_not_come_out_as_recorded_is_refused(run, monkeypatch)
     monkeypatch.setattr(run, "merge", lambda _: msgspec.structs.replace(merge, theta="00"))
     with pytest.raises(ConfigError, match="its result is not the recorded one"):
         merge_without(run, T, [LEFT_OUT])
+
+
+def test_a_merge_by_the_median_is_computed_again_by_the_median(simulate, opened):
+    """Its recorded result is found again, and that of the two that are left differs."""
+    words = "job.steps=48", "chaos.fault=[]", 'outer.merge="median"', "outer.average=[]"
+    run = opened(simulate(*words))
+    t = next(each.t for each in run.merges() if len(run.merge(each.t).contributions) > 2)
+    name = run.merge(t).contributions[0].learner
+    told = merge_without(run, t, [name])
+    assert name not in told.changed.weights
+    assert told.whole.difference > 0
 
 
 def test_a_run_without_numbers_is_refused(simulate, opened):

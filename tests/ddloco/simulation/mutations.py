@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from clocks import ActorClock, actor_of
-from ddloco.job.config import job_from
+from ddloco.job.config import Outer, job_from
 from ddloco.job.protocol.effects import RunStep
 from ddloco.job.protocol.events import FragmentMerged, StepFinished
 from ddloco.job.protocol.messages import GlobalFragment, Pull
@@ -754,19 +754,18 @@ def an_older_momentum_is_kept(patch):
 
 @bug("model-oracle", 0)
 def embeddings_are_averaged_by_direction(patch):
-    plainly(patch, lambda name: False)
+    merged_with(patch, Outer(average=()))
 
 
 @bug("model-oracle", 0)
 def everything_is_averaged_plainly(patch):
-    plainly(patch, lambda name: True)
+    merged_with(patch, Outer(merge="average"))
 
 
-def plainly(patch, which):
-    """Other tensors than embeddings get a plain average."""
-    patch.setattr(
-        simulated_work, "_segments", lambda plan, p: merging.fragment_segments(plan, p, which)
-    )
+def merged_with(patch, outer):
+    """Tensors are merged by other rules than those of the job."""
+    segments = merging.fragment_segments
+    patch.setattr(simulated_work, "_segments", lambda plan, p, _: segments(plan, p, outer))
 
 
 def kernel_step(patch, step):

@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
+from msgspec.structs import replace
 
 from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.machines.outer.merge_rules.table import MERGE_RULES
 from ddloco.replayer.invariants.base import Violation
-from ddloco.simulation.merge_oracle import average, radial
+from ddloco.simulation.merge_oracle import REFERENCES, average, median, radial
 from ddloco.workers.simulated import work
 
 N = 16
@@ -45,12 +47,19 @@ def test_the_radial_average_at_its_edges(moves, expected):
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
+def test_the_median_is_that_of_each_element():
+    """Without weights, but for those that are zero; of an even number the mean of two."""
+    moves = np.array([[1.0, 5.0], [2.0, -9.0], [8.0, 6.0], [100.0, 100.0]])
+    assert [2.0, 5.0] == median(moves, np.array([1.0, 9.0, 1.0, 0.0])).tolist()
+    assert [5.0, 5.5] == median(moves, np.ones(4)).tolist()
+
+
 @given(st.data(), weights_st)
 def test_scaling_and_turning(data, weights):
     """Twice the moves is twice the result; as many times the weights changes nothing."""
     moves = data.draw(nps.arrays(np.float64, (len(weights), 3), elements=st.floats(-4.0, 4.0)))
     w = np.array(weights)
-    for mean in (radial, average):
+    for mean in REFERENCES.values():
         np.testing.assert_allclose(mean(moves, 7.0 * w), mean(moves, w), rtol=1e-9, atol=1e-9)
     # Below the smallest normal numbers nothing scales: a product there keeps few bits or none.
     doubled = 2 * average(moves, w)
@@ -60,9 +69,9 @@ def test_scaling_and_turning(data, weights):
 
 
 @settings(deadline=None)
-@given(st.data(), weights_st, st.booleans())
-def test_it_agrees_with_the_kernel(data, weights, plain):
-    """Both means, and the outer step on top of them, to the precision of float32."""
+@given(st.data(), weights_st, st.sampled_from(list(REFERENCES)))
+def test_it_agrees_with_the_kernel(data, weights, rule):
+    """Every rule, and the outer step on top of them, to the precision of float32."""
     floats = st.integers(-512, 512).map(lambda n: n / 64)
     draw = lambda: data.draw(nps.arrays(np.float32, N, elements=floats))  # noqa: E731
     theta, momentum = draw(), draw()
@@ -72,13 +81,13 @@ def test_it_agrees_with_the_kernel(data, weights, plain):
         Contribution(f"learner-{i}", w, p.view(np.uint8))
         for i, (w, p) in enumerate(zip(weights, params, strict=True))
     ]
-    segments = (Segment(0, N, plain, "float32", 0),)
+    segments = (Segment(0, N, rule, "float32", 0),)
     done = merge_fragment(theta, momentum, given_, segments, lr=0.7, momentum_factor=0.9)
 
     units = moves / np.maximum(np.linalg.norm(moves, axis=1), 1e-30)[:, None]
     if 1e-7 < np.linalg.norm(average(units, np.array(weights))) < 1e-4:
         return  # So near to having no direction that float32 decides.
-    delta = (average if plain else radial)(moves, np.array(weights))
+    delta = REFERENCES[rule](moves, np.array(weights))
     velocity = 0.9 * momentum.astype(np.float64) + delta
     np.testing.assert_allclose(done.momentum, velocity, rtol=1e-3, atol=1e-3)
     stepped = theta - 0.7 * (delta + 0.9 * velocity)
@@ -95,11 +104,32 @@ def numbers(World, make_job):
     return World(job, {"learner-1": 1.3}, arithmetic=True)
 
 
-def test_it_agrees_with_a_whole_job(numbers):
-    """Every merge of a job is what the reference makes of it."""
+@pytest.mark.parametrize("rule", list(REFERENCES))
+def test_it_agrees_with_a_whole_job(World, make_job, rule):
+    """Every merge of a job is what the reference makes of it, by each rule for all tensors."""
+    job = make_job(learners=3, fragments=3, interval=3, steps=9, overlap=2, quorum=2)
+    job = replace(job, outer=replace(job.outer, merge=rule, average=()))
+    numbers = World(job, {"learner-1": 1.3}, arithmetic=True)
     numbers.run(99.0)
     assert numbers.over
     assert 9 == len(numbers.merging.merges)
+
+
+@pytest.mark.parametrize("rule", list(REFERENCES))
+def test_a_rule_that_merges_as_another_is_objected_to(World, make_job, monkeypatch, rule):
+    """The kernel's rule is replaced by the next one of the table."""
+    names = list(MERGE_RULES)
+    other = MERGE_RULES[names[(names.index(rule) + 1) % len(names)]]
+    monkeypatch.setitem(MERGE_RULES, rule, other)
+    job = make_job(learners=3, fragments=3, interval=3, steps=9, overlap=2, quorum=2)
+    job = replace(job, outer=replace(job.outer, merge=rule, average=()))
+    with pytest.raises(Violation, match="model-oracle"):
+        World(job, {"learner-1": 1.3}, arithmetic=True).run(99.0)
+
+
+def test_every_rule_has_a_reference():
+    """A rule without one could not be checked in the simulator."""
+    assert list(REFERENCES) == list(MERGE_RULES)
 
 
 @pytest.mark.parametrize(

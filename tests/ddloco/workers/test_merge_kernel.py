@@ -80,8 +80,8 @@ def test_a_whole_merge_has_numpys_bits(compiled):
     values = [theta + 0.01 * rng.standard_normal(theta.size, np.float32) for _ in range(3)]
     for dtype, width in (("float32", 4), ("bfloat16", 2)):
         segments, start, offset = [], 0, 0
-        for size, average in zip(sizes, (False, True, False), strict=True):
-            segments.append(Segment(start, start + size, average, dtype, offset, size == 5_000))
+        for size, rule in zip(sizes, ("rda", "average", "median"), strict=True):
+            segments.append(Segment(start, start + size, rule, dtype, offset, size == 5_000))
             start, offset = start + size, offset + size * width
         contributions = [
             Contribution(str(n), 1.0 + n, as_wire(each, dtype).view(np.uint8))

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddloco.job.config import Outer
 from ddloco.job.protocol.fragment_plan import Leaf, make_plan
 from ddloco.machines.outer import merge
 from ddloco.machines.outer.block_kernel import NUMPY, NumpyKernel
 from ddloco.machines.outer.merge import Contribution, Segment, fragment_segments, merge_fragment
+from ddloco.machines.outer.merge_rules.table import MERGE_RULES
 from ddloco.machines.outer.weights import merge_weight
 from ddloco.workers.merge_kernel import merge_kernel
 from transport import DTYPES, Pieces
@@ -28,11 +30,11 @@ def nesterov(theta, momentum, delta, lr, mu):
     return out
 
 
-def segments_of(sizes=SIZES, dtypes=("float32",) * 3, averages=(False,) * 3):
+def segments_of(sizes=SIZES, dtypes=("float32",) * 3, rules=("rda",) * 3):
     """Segments of the given sizes, laid out on cache lines."""
     segments, start, offset = [], 0, 0
-    for size, dtype, average in zip(sizes, dtypes, averages, strict=True):
-        segments.append(Segment(start, start + size, average, dtype, offset))
+    for size, dtype, rule in zip(sizes, dtypes, rules, strict=True):
+        segments.append(Segment(start, start + size, rule, dtype, offset))
         start += size
         offset += -(-size * np.dtype(DTYPES[dtype]).itemsize // 64) * 64
     return segments
@@ -82,8 +84,10 @@ def oracle(theta, momentum, changes, weights, segments, *, lr, mu):
         units = np.divide(v, norms[:, None], out=np.zeros_like(v), where=norms[:, None] > 0)
         direction = weights @ units
         length = np.linalg.norm(direction)
-        if not s.average and length >= 1e-12:
+        if s.rule == "rda" and length >= 1e-12:
             average = (weights @ norms) * direction / length
+        if s.rule == "median":
+            average = np.median(v, axis=0)
         delta[s.start : s.stop] = average
     momentum = mu * momentum + delta
     return theta - lr * (delta + mu * momentum), momentum
@@ -171,7 +175,7 @@ def test_threads_and_adjacent_tensors_do_not_change_a_bit(monkeypatch):
     last = segments_of()[-1]
     part = slice(last.start, last.stop)
     single = merged(
-        theta[part], values[:, part], segments=segments_of((SIZES[-1],), ("float32",), (False,))
+        theta[part], values[:, part], segments=segments_of((SIZES[-1],), ("float32",), ("rda",))
     )
 
     assert alone.theta.tobytes() == pooled.theta.tobytes()
@@ -182,7 +186,7 @@ def test_threads_and_adjacent_tensors_do_not_change_a_bit(monkeypatch):
 def test_embeddings_are_averaged():
     """A segment marked so is the plain weighted average; adjacent ones are not."""
     theta, values = np.zeros(SIZE, np.float32), normal(1, 2, SIZE)
-    segments = segments_of(averages=(True, False, False))
+    segments = segments_of(rules=("average", "rda", "rda"))
 
     result = merged(theta, values, [3.0, 1.0], segments)
 
@@ -352,14 +356,14 @@ def test_contributions_in_pieces_merge_to_the_same_bits(kernel, monkeypatch):
 
 @given(
     st.tuples(*[st.sampled_from(sorted(DTYPES))] * 3),
-    st.tuples(*[st.booleans()] * 3),
+    st.tuples(*[st.sampled_from(list(MERGE_RULES))] * 3),
     st.lists(st.floats(0.5, 1e6), min_size=1, max_size=5),
     st.sampled_from([0, 1, 100, 4096]),
 )
 @settings(deadline=None, max_examples=40)
-def test_equals_a_plain_float64_oracle(dtypes, averages, weights, last):
+def test_equals_a_plain_float64_oracle(dtypes, rules, weights, last):
     """For mixed wire dtypes, sizes and weights the result is that of the paper's formulas."""
-    segments = segments_of((1500, 3, last), dtypes, averages)
+    segments = segments_of((1500, 3, last), dtypes, rules)
     size = segments[-1].stop
     theta, momentum = normal(0, size), normal(1, size)
     buffers = [packed(theta + 0.1 * normal(i + 2, size), segments) for i in range(len(weights))]
@@ -423,15 +427,18 @@ def test_segments_follow_the_plan():
     leaves = [Leaf("embed/token", (7, 3), "bfloat16"), Leaf("w", (5,), "float32")]
     plan = make_plan(leaves, fragments=1, interval=4, strategy="balanced")
 
-    segments = fragment_segments(plan, 0, lambda name: name.startswith("embed/"))
+    segments = fragment_segments(plan, 0, Outer(average=("embed/*",)))
 
-    assert segments == (Segment(0, 21, True, "bfloat16", 0), Segment(21, 26, False, "float32", 64))
+    assert segments == (
+        Segment(0, 21, "average", "bfloat16", 0),
+        Segment(21, 26, "rda", "float32", 64),
+    )
 
 
 def test_what_learners_hold_takes_the_place_of_what_was_lost():
     """Their average by weight, whatever theta was, without momentum; NaN is refused."""
     theta = np.full(4, 100.0, np.float32)
-    segments = (Segment(0, 4, average=False, dtype="float32", offset=0),)
+    segments = (Segment(0, 4, rule="rda", dtype="float32", offset=0),)
     held = {"a": np.full(4, 1.0), "b": np.full(4, 3.0), "c": np.full(4, np.nan)}
     contributions = [
         Contribution(name, weight, values.astype(np.float32).view(np.uint8))
@@ -450,7 +457,7 @@ def test_a_state_becomes_the_plain_average():
     the parameters."""
     rng = np.random.default_rng(3)
     segments = segments_of()
-    stated = [segments[0], segments[1]._replace(average=True, state=True), segments[2]]
+    stated = [segments[0], segments[1]._replace(rule="average", state=True), segments[2]]
     state, rest = slice(1000, 1037), np.r_[0:1000, 1037:SIZE]
     theta = rng.standard_normal(SIZE).astype(np.float32)
     values = [theta + 0.01 * rng.standard_normal(SIZE).astype(np.float32) for _ in range(3)]
@@ -476,10 +483,40 @@ def test_a_state_becomes_the_plain_average():
     assert min(plain.norms) > 100 * max(found.norms)
 
 
+@pytest.mark.parametrize("rule", list(MERGE_RULES))
+def test_every_rule_gives_one_result_for_one_set(rule):
+    """Whatever the order of contributions, the kernel and the threads, over several blocks."""
+    sizes = (700_001, 5, 300)
+    segments = segments_of(sizes, ("float32", "bfloat16", "float16"), (rule,) * 3)
+    theta = normal(1, sum(sizes))
+    values = [theta + 0.1 * normal(n, theta.size) for n in range(2, 6)]
+    for value in values[1:3]:
+        value[::7] = theta[::7]  # Changes of zero, with either sign.
+    weights = [1.0, 2.0, 0.0, 4.0]
+    whole = merged(theta, values, weights, segments)
+    with ThreadPoolExecutor(3) as pool:
+        others = [merged(theta, values, weights, segments, map_chunks=pool.map)]
+    others.append(merged(theta, values, weights, segments, kernel=merge_kernel()))
+    parts = [Contribution("abcd"[n], weights[n], packed(values[n], segments)) for n in (3, 1, 0, 2)]
+    zeros = np.zeros_like(theta)
+    others.append(merge_fragment(theta, zeros, parts, segments, lr=1.0, momentum_factor=0.0))
+    for other in others:
+        assert whole.theta.tobytes() == other.theta.tobytes()
+        assert whole.momentum.tobytes() == other.momentum.tobytes()
+
+
+@pytest.mark.parametrize("rule", list(MERGE_RULES))
+def test_one_contribution_is_its_own_merge(rule):
+    """By every rule, without rounding."""
+    theta, value = normal(0, SIZE), normal(1, 1, SIZE)
+    found = merged(theta, value, segments=segments_of(rules=(rule,) * 3))
+    assert found.momentum.tobytes() == (theta - value[0]).tobytes()
+
+
 def test_a_plan_says_what_is_state():
     """By name, as the worker gives it."""
     leaves = [Leaf("layer/mean", (3,), "float32"), Leaf("state:/layer/mean", (3,), "float32")]
     plan = make_plan(leaves, fragments=1, interval=1, strategy="tensor")
-    first, second = fragment_segments(plan, 0, lambda _name: False)
+    first, second = fragment_segments(plan, 0, Outer())
 
-    assert ((False, False), (True, True)) == (first[2:6:3], second[2:6:3])
+    assert (("rda", False), ("average", True)) == (first[2:6:3], second[2:6:3])

@@ -13,7 +13,7 @@ from transport import DTYPES
 
 SIZE = 4096
 NAMES = tuple(f"learner-{index}.1" for index in range(6))
-SEGMENTS = (Segment(0, 1000, True, "float32", 0), Segment(1000, SIZE, False, "float32", 4000))
+SEGMENTS = (Segment(0, 1000, "average", "float32", 0), Segment(1000, SIZE, "rda", "float32", 4000))
 
 
 class Merge:
@@ -172,7 +172,7 @@ def test_those_who_have_nothing_in_common_are_believed():
 
 def test_small_tensors_agree_by_chance():
     """Of sixteen elements no direction says anything."""
-    merge = Merge(4, size=16, segments=(Segment(0, 16, False, "float32", 0),))
+    merge = Merge(4, size=16, segments=(Segment(0, 16, "rda", "float32", 0),))
     merge.deltas[2] = -merge.deltas[2]
     assert [0, 1, 2, 3] == merge.outlier_test()[0]
 
@@ -221,7 +221,7 @@ def test_large_fragments_are_sampled(dtype):
     sizes = (5, 40_001, 300_000, 100_000)
     segments, start, offset = [], 0, 0
     for size in sizes:
-        segments.append(Segment(start, start + size, False, dtype, offset))
+        segments.append(Segment(start, start + size, "rda", dtype, offset))
         start, offset = start + size, offset + size * DTYPES[dtype].itemsize + 64
         offset -= offset % DTYPES[dtype].itemsize
     rng = np.random.default_rng(0)
