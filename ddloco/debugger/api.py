@@ -80,7 +80,7 @@ class Run:
         return open_run(self.path, salvage=self._salvage, trust=self._trust)
 
     @property
-    def _job(self) -> RecordedJob:
+    def _training(self) -> RecordedJob:
         """The tapes of a job, for what only a job has: steps, merges, losses.
 
         Raises:
@@ -101,7 +101,7 @@ class Run:
     @cached_property
     def merges(self) -> tuple[Merge, ...]:
         """All merges, in the order in which they were done."""
-        return tuple(self._job.merges())
+        return tuple(self._training.merges())
 
     def merge(self, t: int) -> Merge:
         """Return the merge of global step ``t``.
@@ -109,7 +109,7 @@ class Run:
         Raises:
             ConfigError: there is none.
         """
-        return self._job.merge(t)
+        return self._training.merge(t)
 
     def steps(self, learner: str = "") -> list[InnerStep]:
         """Return all inner steps, or those of one learner (by name or incarnation).
@@ -119,9 +119,9 @@ class Run:
         """
         return [
             InnerStep(who, e.step, e.loss, e.tokens, f"{who}:{record.n}", record.at)
-            for who in self._job.learners
+            for who in self._training.learners
             if learner in {"", who, actor_of(who)}
-            for record, e in self._job.steps_of(who)
+            for record, e in self._training.steps_of(who)
         ]
 
     def at(self, event: str) -> "Position":
@@ -183,7 +183,7 @@ class Run:
             TapeError, WorkerRequestError: the run cannot be replayed.
         """
         names = [without] if isinstance(without, str) else without
-        return merge_without(self._job, t, names, trust=self._trust)
+        return merge_without(self._training, t, names, trust=self._trust)
 
     def diff(self, other: "Run | Path | str") -> RunDiff:
         """Compare this run with another one by what their items mean.
