@@ -63,6 +63,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 REASON_CHARS_MAX = 1000
 
+OVER = "actor/over"
+"""The timer of an actor that has ended the program."""
+
+OVER_S = 10.0
+"""How long, in seconds, it waits for its links to end: a peer that was killed says no goodbye."""
+
 _computations: dict[str, Callable[..., Any]] = {}
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
@@ -352,6 +358,8 @@ class UserActor:
         when its links are gone, this one."""
         if not self._over:
             self._over, self._over_as = reason[:REASON_CHARS_MAX], status
+            if self.peers:
+                self._asked.append(SetTimer(OVER, self.at + OVER_S))
         for peer in self.peers:
             self.send(peer, Over(self._over), key="over")
         if not self.peers:
@@ -431,6 +439,8 @@ class UserActor:
             case WorkFailed(work=work, reason=reason):
                 self._pending.pop(work, None)
                 self.failed(reason)
+            case TimerFired(timer) if timer == OVER:
+                self.finish(self._over, self._over_as)
             case TimerFired(timer):
                 self.timer(timer)
             case SnapshotSettled(snapshot, failed):

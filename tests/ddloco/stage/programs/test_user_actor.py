@@ -8,6 +8,8 @@ from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Calculation, Finish, Observe
 from ddloco.stage.actors.events import Begun, StopRequested, WorkFailed
 from ddloco.stage.programs.user_actor import (
+    OVER,
+    OVER_S,
     Call,
     Over,
     Pending,
@@ -27,6 +29,7 @@ from transport import (
     PeerJoined,
     PeerLost,
     Send,
+    SetTimer,
     TimerFired,
 )
 
@@ -301,7 +304,7 @@ def test_who_ends_the_program_finishes_last(begun):
     assert not keeper.over
     keeper.end("done")
     assert keeper.over
-    assert [Over("done")] == [each.body for each in keeper._asked]
+    assert [Over("done")] == [each.body for each in keeper._asked if isinstance(each, Send)]
     joined = keeper.handle(2.0, PeerJoined("bert.1", "bert.1"))
     assert [("bert.1", Over("done"))] == [(each.peer, each.body) for each in joined]
     assert [] == keeper.handle(3.0, PeerLost(PEER, "done"))
@@ -311,9 +314,17 @@ def test_who_ends_the_program_finishes_last(begun):
 def test_a_stop_of_who_listens_ends_the_program(begun):
     """All others finish first."""
     keeper, _ = begun
-    [over] = keeper.handle(2.0, StopRequested("enough"))
-    assert over.body == Over("enough")
+    wait, over = keeper.handle(2.0, StopRequested("enough"))
+    assert (wait, over.body) == (SetTimer(OVER, 2.0 + OVER_S), Over("enough"))
     assert [Finish("stopped", "enough")] == keeper.handle(3.0, PeerLost(PEER, "gone"))
+
+
+def test_a_peer_that_says_no_goodbye_is_not_waited_for(begun):
+    """After some seconds the actor that has ended the program finishes all the same."""
+    keeper, _ = begun
+    keeper.handle(2.0, StopRequested("enough"))
+    goodbye = [Hangup(PEER, "enough"), Finish("stopped", "enough")]
+    assert goodbye == keeper.handle(2.0 + OVER_S, TimerFired(OVER))
 
 
 def test_who_hears_that_it_is_over_finishes(begun):
