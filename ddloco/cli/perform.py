@@ -30,9 +30,13 @@ from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.nodes.waiting import peers_of, tell_waiting
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import NamedError
+from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.signals import stop_on_signal
 from ddloco.stage.programs.program import LoadedProgram, find_programs, load_program
 from snapshot import SnapshotError, StorageError, Store
+
+BAD_INPUT = (ConfigError, NamedError, SnapshotError, StorageError)
+"""Errors that are one line for the user, also where they come out of a nursery."""
 
 
 def perform(given: argparse.Namespace) -> int:
@@ -64,10 +68,12 @@ def perform(given: argparse.Namespace) -> int:
         open_folder(folder, loaded, overwrite=given.overwrite, join=bool(given.only))
         finishes: dict[str, Finish] = trio.run(_run, started)
     except BaseExceptionGroup as group:
-        if group.subgroup(KeyboardInterrupt) is None:
-            raise
-        return complain("ended at once; the tapes hold everything up to here", FOUND)
-    except (ConfigError, NamedError, SnapshotError, StorageError) as error:
+        if group.subgroup(KeyboardInterrupt) is not None:
+            return complain("ended at once; the tapes hold everything up to here", FOUND)
+        if isinstance(error := first_of(group), BAD_INPUT):
+            return complain(error)
+        raise
+    except BAD_INPUT as error:
         return complain(error)
     if isinstance(started, Processes) and started.chaos is not None:
         say(started.chaos.summary())

@@ -210,6 +210,11 @@ class JobProgram(Runnable):
         dialled = [addresses[other] for other in self.dials(name)]
         return [*bound, "--connect", *dialled] if dialled else bound
 
+    def address_option(self, name: str, address: str, *, listens: bool) -> str:
+        """``--bind`` or ``--connect``."""
+        del name
+        return f"{'--bind' if listens else '--connect'} {address}"
+
     def peers_said(self, name: str) -> str:
         """The other kind."""
         return "learner" if name in self.listeners else "syncer"

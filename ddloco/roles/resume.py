@@ -65,7 +65,7 @@ def place_said(said: str) -> tuple[str, str]:
         return existing_place(said)
     place = job.snapshot.place
     found = Store(place, run_of_place(job, folder)).find(NEWEST)
-    return (place if "://" in place else str(Path(place).absolute())), found
+    return resume.absolute_place(place), found
 
 
 @dataclass

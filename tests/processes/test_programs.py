@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -142,3 +143,26 @@ def test_what_does_not_go_together_is_said(tmp_path, more, said, capsys):
     given = parser().parse_args([*words, *(str(faults) if w == "FAULTS" else w for w in more)])
     assert command_named(given.run)(given) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[], ["--only", "server"]], ids=["all", "one"])
+def test_an_address_in_use_is_named_by_its_option(tmp_path, more, capsys):
+    """As the user gave it, however many actors run here."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = f"server=tcp://127.0.0.1:{taken.getsockname()[1]}"
+        words = ["perform", "examples.parameter_server:program", "--dir", str(tmp_path / "run")]
+        given = parser().parse_args([*words, *more, "--at", at])
+        assert command_named(given.run)(given) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"ddloco: --at {at}: cannot listen")
+    assert "Address already in use" in said
+
+
+def test_a_tape_names_the_place_of_its_snapshots_wherever_it_is_read(tmp_path, monkeypatch):
+    """By an absolute path, also where the run folder was given by a relative one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    given = parser().parse_args(["perform", f"{HERE}:lonely", "--dir", "run"])
+    assert command_named(given.run)(given) == 0
+    [one, _] = open_tapes(tmp_path / "run" / "tapes")
+    assert one.header.facts["place of snapshots"] == str(tmp_path / "run" / "snapshots")

@@ -240,7 +240,12 @@ def place_and_id(said: str) -> tuple[str, str]:
         if (place / BLOBS).is_dir():
             return str(place.absolute()), NEWEST
     place, _, snapshot = said.rstrip("/").rpartition("/")
-    return (place if "://" in place else str(Path(place).absolute())), snapshot
+    return absolute_place(place), snapshot
+
+
+def absolute_place(place: str | Path) -> str:
+    """A place of snapshots as tapes name it: a URL, or the absolute path of a folder."""
+    return str(place) if "://" in str(place) else str(Path(place).absolute())
 
 
 def existing_place(said: str) -> tuple[str, str]:

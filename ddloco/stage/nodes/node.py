@@ -22,7 +22,12 @@ from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import Arrived, Driver, Executor
-from ddloco.stage.driver.resume import RESTORED, RESTORED_PLACE, StartPoint
+from ddloco.stage.driver.resume import (
+    RESTORED,
+    RESTORED_PLACE,
+    StartPoint,
+    absolute_place,
+)
 from ddloco.stage.driver.snapshot_sink import StoreSink
 from ddloco.stage.files.run_folder import LOG_FILE, TAPES, run_of
 from ddloco.stage.files.trust import leave_place
@@ -280,8 +285,7 @@ class HostedActor:
         place = program.place(self.folder)
         if self.name != program.lead:
             return sink_of(program, place)
-        where = str(place) if "://" in str(place) else str(Path(place).absolute())
-        same = begun is not None and begun.place == where
+        same = begun is not None and begun.place == absolute_place(place)
 
         def warn(said: str) -> None:
             trio.from_thread.run_sync(self.note, "snapshots damaged", {"reason": said})

@@ -159,6 +159,10 @@ class Runnable(ABC):
         """The arguments that say where an actor itself listens, and the others that listen."""
 
     @abstractmethod
+    def address_option(self, name: str, address: str, *, listens: bool) -> str:
+        """The option and its value that gave an address, for errors."""
+
+    @abstractmethod
     def asked_to_stop(self) -> tuple[str, ...]:
         """The actors that hear a request to stop; they tell the others."""
 

@@ -111,7 +111,7 @@ async def serve_role(
     curve = program.curve(name)
     async with open_context() as context:
         endpoint = new_endpoint(context, curve)
-        address = await _listen(endpoint, addresses[name]) if listens else ""
+        address = await _listen(program, endpoint, name, addresses[name]) if listens else ""
         if leads:
             if terms.over:
                 write_address(folder, name, address, terms.advertise)
@@ -125,7 +125,7 @@ async def serve_role(
                 return found
             incarnation, start_point = found
             for other in program.dials(name):
-                await _dial(endpoint, other, addresses[other], incarnation)
+                await _dial(program, endpoint, other, addresses[other], incarnation)
             if listens:
                 await _dial_for_numbers(endpoint, program.lead, addresses, incarnation)
         if listens:
@@ -142,18 +142,22 @@ async def serve_role(
         return await _serve(hosted, endpoint, terms, granting)
 
 
-async def _listen(endpoint: ZmqEndpoint, bind: str) -> str:
+async def _listen(program: Runnable, endpoint: ZmqEndpoint, name: str, bind: str) -> str:
     try:
         return await endpoint.listen(bind)
     except OSError as error:
-        raise ConfigError(f"--bind {bind}: {error.strerror}") from None
+        option = program.address_option(name, bind, listens=True)
+        raise ConfigError(f"{option}: {error.strerror}") from None
 
 
-async def _dial(endpoint: ZmqEndpoint, other: str, address: str, incarnation: str) -> None:
+async def _dial(
+    program: Runnable, endpoint: ZmqEndpoint, other: str, address: str, incarnation: str
+) -> None:
     try:
         await dial(endpoint, other, address, incarnation)
     except OSError as error:
-        raise ConfigError(f"--connect {address}: {error.strerror}") from None
+        option = program.address_option(other, address, listens=False)
+        raise ConfigError(f"{option}: {error.strerror}") from None
 
 
 async def _dial_for_numbers(
@@ -247,7 +251,8 @@ async def _number(
     except Exception as error:
         match first_of(error):
             case OSError() as found:
-                raise ConfigError(f"--connect {address}: {found.strerror}") from None
+                option = program.address_option(lead, address, listens=False)
+                raise ConfigError(f"{option}: {found.strerror}") from None
             case DeniedError() as found:
                 return Finish("bad-input", str(found))
             case OverError() as found:

@@ -54,7 +54,6 @@ class Cluster(Generic[P]):
         kind: what carries messages; over "inproc" there are no keys, as nothing leaves the process.
         at: addresses on which actors listen, by name, in place of those that ``kind`` gives.
         listening: called with the name and address of each actor that listens.
-        beside: runs beside the actors until they have ended.
 
     Raises:
         ConfigError: the program's keys cannot be used.
@@ -136,7 +135,8 @@ class Cluster(Generic[P]):
             try:
                 self.addresses[name] = await endpoints[name].listen(wanted[name])
             except OSError as error:
-                raise ConfigError(f"--at {name}={wanted[name]}: {error.strerror}") from None
+                option = program.address_option(name, wanted[name], listens=True)
+                raise ConfigError(f"{option}: {error.strerror}") from None
             self._listening(name, self.addresses[name])
         for name in program.names:
             for other in program.dials(name):

@@ -31,6 +31,7 @@ from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import (
     Start,
     StartPoint,
+    absolute_place,
     check_said,
     existing_place,
     load_start,
@@ -315,6 +316,11 @@ class LoadedProgram(Runnable):
         at = [f"{each}={addresses[each]}" for each in sorted({*needed}) if each in self.listeners]
         return ["--at", *at] if at else []
 
+    def address_option(self, name: str, address: str, *, listens: bool) -> str:
+        """``--at``."""
+        del listens
+        return f"--at {name}={address}"
+
     def asked_to_stop(self) -> tuple[str, ...]:
         """Every actor."""
         return self.names
@@ -366,7 +372,7 @@ class LoadedProgram(Runnable):
             start.lay_out(arrays)
             actor = start.actor
             first, pending = start_point.first(start, self.names, self.id)
-        leave_place(hosted.folder, place := str(self.place(hosted.folder)))
+        leave_place(hosted.folder, place := absolute_place(self.place(hosted.folder)))
         facts = {SOURCE: self.digest, PLACE: place}
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._snapshots, hosted)

@@ -63,10 +63,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 REASON_CHARS_MAX = 1000
 
-OVER = "actor/over"
+END_TIMER = "actor/end"
 """The timer of an actor that has ended the program."""
 
-OVER_S = 10.0
+END_S = 10.0
 """How long, in seconds, it waits for its links to end: a peer that was killed says no goodbye."""
 
 _computations: dict[str, Callable[..., Any]] = {}
@@ -359,7 +359,7 @@ class UserActor:
         if not self._over:
             self._over, self._over_as = reason[:REASON_CHARS_MAX], status
             if self.peers:
-                self._asked.append(SetTimer(OVER, self.at + OVER_S))
+                self._asked.append(SetTimer(END_TIMER, self.at + END_S))
         for peer in self.peers:
             self.send(peer, Over(self._over), key="over")
         if not self.peers:
@@ -439,7 +439,7 @@ class UserActor:
             case WorkFailed(work=work, reason=reason):
                 self._pending.pop(work, None)
                 self.failed(reason)
-            case TimerFired(timer) if timer == OVER:
+            case TimerFired(timer) if timer == END_TIMER:
                 self.finish(self._over, self._over_as)
             case TimerFired(timer):
                 self.timer(timer)

@@ -8,8 +8,8 @@ from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Calculation, Finish, Observe
 from ddloco.stage.actors.events import Begun, StopRequested, WorkFailed
 from ddloco.stage.programs.user_actor import (
-    OVER,
-    OVER_S,
+    END_S,
+    END_TIMER,
     Call,
     Over,
     Pending,
@@ -315,7 +315,7 @@ def test_a_stop_of_who_listens_ends_the_program(begun):
     """All others finish first."""
     keeper, _ = begun
     wait, over = keeper.handle(2.0, StopRequested("enough"))
-    assert (wait, over.body) == (SetTimer(OVER, 2.0 + OVER_S), Over("enough"))
+    assert (wait, over.body) == (SetTimer(END_TIMER, 2.0 + END_S), Over("enough"))
     assert [Finish("stopped", "enough")] == keeper.handle(3.0, PeerLost(PEER, "gone"))
 
 
@@ -324,7 +324,7 @@ def test_a_peer_that_says_no_goodbye_is_not_waited_for(begun):
     keeper, _ = begun
     keeper.handle(2.0, StopRequested("enough"))
     goodbye = [Hangup(PEER, "enough"), Finish("stopped", "enough")]
-    assert goodbye == keeper.handle(2.0 + OVER_S, TimerFired(OVER))
+    assert goodbye == keeper.handle(2.0 + END_S, TimerFired(END_TIMER))
 
 
 def test_who_hears_that_it_is_over_finishes(begun):
