@@ -221,7 +221,7 @@ class AlignedRun(Alignment):
                 yield key, self._contribution(each, merge.fragment)
         took = tuple(sorted(key.who for key in causes))
         weights = [(each.learner, struct.pack("<d", each.weight)) for each in merge.contributions]
-        computed = (tuple(weights), merge.theta, merge.momentum, merge.wire)
+        computed = (tuple(weights), merge.theta, merge.state, merge.wire)
         if before is not None:
             causes.append(before)
         tensors = self._named(merge.fragment, bytes.fromhex(merge.tensors))

@@ -110,7 +110,8 @@ class Merge(Struct, frozen=True):
         refused: contributions that arrived in time and were refused.
         absent: who is not in it, and why.
         moved: the distance that the outer step went (norm).
-        theta: digest of the new parameters, in hex; ``momentum`` and ``wire`` likewise.
+        theta: digest of the new parameters, in hex; ``state`` (of the outer optimizer) and ``wire``
+            likewise.
         tensors: the beginnings of the digests of its tensors, in hex; empty on old tapes.
         repeats: why earlier launches of it came to nothing, each with its event.
     """
@@ -128,7 +129,7 @@ class Merge(Struct, frozen=True):
     absent: tuple[Absence, ...]
     moved: float
     theta: str
-    momentum: str
+    state: str
     wire: str
     tensors: str = ""
     repeats: tuple[str, ...] = ()
@@ -331,7 +332,7 @@ class MergeHistory:
             absent=tuple(done.absent[name] for name in sorted(done.absent, key=str.encode)),
             moved=event.moved,
             theta=event.theta.hex(),
-            momentum=event.momentum.hex(),
+            state=event.state.hex(),
             wire=event.wire.hex(),
             tensors=event.tensors.hex(),
             repeats=tuple(self._repeats.pop(t, ())),

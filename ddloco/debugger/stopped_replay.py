@@ -107,7 +107,11 @@ def tensors_in(stored: Any, plan: FragmentPlan | None) -> Tensors:
                 raw = stored.part(start, start + leaf.nbytes).copy()
                 found[leaf.name] = raw.view(DTYPES[leaf.dtype]).reshape(leaf.shape)
         return found
-    inner = getattr(stored, "array", stored)  # A simulated array has a description beside it.
+    # A simulated array has a description beside it, and so has a state.
+    named: Mapping[str, NDArray[Any]] | None = getattr(stored, "state", stored)
+    if isinstance(named, Mapping):
+        return {name: array.copy() for name, array in named.items()}
+    inner = getattr(stored, "array", stored)
     return {"array": np.array(inner)}
 
 

@@ -177,19 +177,30 @@ MergeRuleName = Literal["rda", "average", "median"]
 """The merge rules, which are in ``machines.outer.merge_rules``."""
 
 
-class Outer(Section, frozen=True):
-    """``[outer]``: how contributions are merged, and the outer Nesterov step on the result.
+OuterOptimizerName = Literal["nesterov", "sgd", "adam"]
+"""The outer optimizers, which are in ``machines.outer.optimizers``."""
 
-    The paper does not publish its learning rate and momentum. The defaults are those that
-    examples/sweep.py found for the quickstart; there, and at other small sizes, a momentum of 0.9
-    was clearly worse.
+
+class Outer(Section, frozen=True):
+    """``[outer]``: how contributions are merged, and the outer step on the result.
+
+    The paper takes Nesterov steps and does not publish its learning rate and momentum. The defaults
+    are those that examples/sweep.py found for the quickstart; there, and at other small sizes, a
+    momentum of 0.9 was clearly worse.
 
     Attributes:
         preset: learning rate and momentum of a publication, by name: "diloco" is 0.7 and 0.9
             (arXiv 2311.08105), "streaming" 0.4 and 0.9 (arXiv 2501.18512), "muloco" 0.7 and 0.6
-            (arXiv 2505.23725). Leave out ``lr`` and ``momentum``, or give the same.
-        lr: the outer learning rate.
-        momentum: the outer Nesterov momentum.
+            (arXiv 2505.23725), all with "nesterov". Leave out what it sets, or give the same.
+        optimizer: "nesterov" is the paper's; "sgd" has no momentum, which with ``lr`` 1 is FedAvg
+            (arXiv 1602.05629); "adam" is FedAdam (arXiv 2003.00295) with bias correction. A
+            setting of another optimizer must be left at its default, and is not used.
+        lr: the outer learning rate. If it is not set, "sgd" has 1 and "adam" 0.01: its steps have
+            that length whatever the length of a change.
+        momentum: of "nesterov".
+        b1: of "adam": decay of the mean of changes.
+        b2: of "adam": decay of the mean of their squares.
+        eps: of "adam": added to the root of that mean; FedAdam's tau.
         merge: "rda" merges directions and lengths separately, as the paper does; "average" is the
             plain weighted average; "median" is the median of each element, without weights, which
             a wrong contribution cannot move far if more than half of at least three are sound.
@@ -199,18 +210,28 @@ class Outer(Section, frozen=True):
     """
 
     preset: Literal["none", "diloco", "streaming", "muloco"] = "none"
+    optimizer: OuterOptimizerName = "nesterov"
     lr: Annotated[float, Meta(gt=0.0, le=LARGE)] = 0.7
     momentum: Share = 0.6
+    b1: Share = 0.9
+    b2: Share = 0.99
+    eps: Annotated[float, Meta(ge=1e-30, le=LARGE)] = 1e-3
     merge: MergeRuleName = "rda"
     average: tuple[str, ...] = ("*embed*",)
 
 
-PRESETS = {
-    "diloco": {"lr": 0.7, "momentum": 0.9},
-    "streaming": {"lr": 0.4, "momentum": 0.9},
-    "muloco": {"lr": 0.7, "momentum": 0.6},
+PRESETS: dict[str, dict[str, Any]] = {
+    "diloco": {"optimizer": "nesterov", "lr": 0.7, "momentum": 0.9},
+    "streaming": {"optimizer": "nesterov", "lr": 0.4, "momentum": 0.9},
+    "muloco": {"optimizer": "nesterov", "lr": 0.7, "momentum": 0.6},
 }
 """The settings that ``outer.preset`` stands for."""
+
+OUTER_RATES = {"sgd": 1.0, "adam": 0.01}
+"""``outer.lr`` of other optimizers than the default one, where it is not set."""
+
+OF_OPTIMIZER = {"momentum": "nesterov", "b1": "adam", "b2": "adam", "eps": "adam"}
+"""The settings of ``[outer]`` that belong to one optimizer."""
 
 
 class Compress(Section, frozen=True):
@@ -489,20 +510,21 @@ def job_from(plain: Any, source: str) -> Job:
     Raises:
         ConfigError: as for ``load_job``.
     """
-    job = convert(_with_preset(plain), Job, source, sort_keys=True)
+    job = convert(_with_usual_outer(plain), Job, source, sort_keys=True)
     problem = _contradiction(job)
     if problem:
         raise ConfigError(f"{source}: {problem}")
     return job
 
 
-def _with_preset(plain: Any) -> Any:
-    """Plain data with the settings that ``outer.preset`` stands for, where they are not set."""
+def _with_usual_outer(plain: Any) -> Any:
+    """Plain data with the settings that preset and optimizer stand for, where they are not set."""
     outer: Any = plain.get("outer") if isinstance(plain, dict) else None
-    name: Any = outer.get("preset") if isinstance(outer, dict) else None
-    if not isinstance(name, str) or name not in PRESETS:
+    if not isinstance(outer, dict):
         return plain
-    return {**plain, "outer": {**PRESETS[name], **outer}}
+    preset, optimizer = (str(outer.get(key)) for key in ("preset", "optimizer"))
+    rate = {"lr": OUTER_RATES[optimizer]} if optimizer in OUTER_RATES else {}
+    return {**plain, "outer": {**rate, **PRESETS.get(preset, {}), **outer}}
 
 
 def _tables_copied(plain: dict[str, Any], depth: int = DEPTH_MAX) -> dict[str, Any]:
@@ -596,7 +618,7 @@ def _contradiction(job: Job) -> str | None:
         return f"job.tokens: a {job.job.method} job ends by job.steps"
     if job.job.tokens is not None and job.inner.schedule is not None:
         return "inner.schedule: follows job.steps; want job.steps in place of job.tokens"
-    problem = _unusable(job) or _other_than_preset(job.outer)
+    problem = _unusable(job) or _other_than_preset(job.outer) or _of_other_optimizer(job.outer)
     if problem is not None:
         return problem
     table, taken = job.tape, job.snapshot
@@ -619,7 +641,17 @@ def _other_than_preset(outer: Outer) -> str | None:
     for name, value in PRESETS.get(outer.preset, {}).items():
         if (own := getattr(outer, name)) != value:
             means = f'outer.preset = "{outer.preset}" means {value}'
-            return f"outer.{name}: {own}, and {means}; set outer.preset, or lr and momentum"
+            return f"outer.{name}: {own}, and {means}; set outer.preset, or what it stands for"
+    return None
+
+
+def _of_other_optimizer(outer: Outer) -> str | None:
+    """The first setting that only another optimizer has, as text; None if there is none."""
+    for name, optimizer in OF_OPTIMIZER.items():
+        own, usual = getattr(outer, name), getattr(Outer(), name)
+        if optimizer != outer.optimizer and own != usual:
+            has = f'outer.optimizer = "{outer.optimizer}" has none'
+            return f"outer.{name}: {own}, and {has}; leave it out"
     return None
 
 

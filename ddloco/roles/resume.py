@@ -1,6 +1,7 @@
 """Restores learners, syncers and their workers from a snapshot."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -11,18 +12,20 @@ import numpy as np
 import xxhash
 
 from clocks import actor_of
-from ddloco.job.config import Job, load_job
+from ddloco.job.config import Job, Outer, load_job
 from ddloco.job.job_folder import run_of_place
 from ddloco.job.protocol.effects import RunStep
 from ddloco.job.protocol.events import Kept, OwnState
-from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.machines.data_parallel.coordinator import Coordinator
 from ddloco.machines.learner.machine import Learner
+from ddloco.machines.outer.optimizers.optimizer import STEPS
+from ddloco.machines.outer.optimizers.table import OPTIMIZERS
 from ddloco.machines.registry import states_for
-from ddloco.machines.syncer.global_fragments import WIRE, names
+from ddloco.machines.syncer.global_fragments import OUTER, WIRE, names
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.stage.actors.actor import Actor
-from ddloco.stage.arrays.array_table import ArrayTable, HostCopy, Stored
+from ddloco.stage.arrays.array_table import F32, ArrayTable, HostCopy, Stored
 from ddloco.stage.driver import resume
 from ddloco.stage.driver.resume import (
     Start,
@@ -37,7 +40,7 @@ from ddloco.stage.files.faults import SYNCER
 from ddloco.stage.files.run_folder import JOB_FILE
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor, step_finished
-from ddloco.workers.fragment_store import FragmentStore, StoredFragment
+from ddloco.workers.fragment_store import FragmentStore, StoredFragment, digest_of
 from ddloco.workers.process import WorkerRequestError, fitting
 from ddloco.workers.snapshot_work import LAST, STATE, is_copied, is_flat, theta_of
 from snapshot import NEWEST, Part, SnapshotError, Store
@@ -90,8 +93,9 @@ class JobStart(Start):
         """
         machine: Any = self.actor.machine
         self._check_plan(executor)
+        outer: Outer = machine.job.outer
         for handle, tensors in self.arrays.items():
-            arrays.put(handle, stored_from(tensors, executor.plan, handle, arrays))
+            arrays.put(handle, stored_from(tensors, executor.plan, handle, arrays, outer))
         for handle in sorted(self.actor.handles.names()):
             if handle.startswith(WIRE) and theta_of(handle) in self.arrays:
                 fragment = int(handle.split("/")[1])
@@ -121,11 +125,9 @@ class JobStart(Start):
         machine: Any = self.actor.machine
         rounds = machine.rounds if isinstance(machine, Syncer) else None
         for fragment, version, spent, batches, tokens in rounds.kept() if rounds else ():
-            theta, momentum, _ = names(fragment, version)
-            flat, velocity = arrays.get(theta), arrays.get(momentum)
-            digest = xxhash.xxh3_128_digest(flat.data) + xxhash.xxh3_128_digest(velocity.data)
-            kept = Kept(fragment, version, spent, batches, digest, tokens)
-            keep.put(StoredFragment(kept, flat, velocity))
+            theta, state = (arrays.get(each) for each in names(fragment, version)[:2])
+            kept = Kept(fragment, version, spent, batches, digest_of(theta, state), tokens)
+            keep.put(StoredFragment(kept, theta, state))
 
     def bring(self, executor: WorkExecutor, arrays: ArrayTable, snapshot: str) -> OwnState:
         """Store a learner's state for its next incarnation, in a job that went on without it.
@@ -193,6 +195,12 @@ def load_start(job: Job, store: Store, part: Part) -> JobStart:
         StorageError: the place cannot be read.
     """
     start = resume.load_start(store, part, states_for(job, part.who))
+    then, now = start.actor.machine.job.outer.optimizer, job.outer.optimizer
+    if then != now:
+        raise SnapshotError(
+            f'{store.name}: {part.who} has outer.optimizer = "{then}" there, this job has "{now}", '
+            "which keeps another state; set it as it was"
+        )
     start.actor.machine.job = job
     state, digest = start.blobs.get(("worker", STATE)), start.blobs.get(("worker", LAST))
     last = _trained(store, digest) if digest is not None else None
@@ -207,7 +215,9 @@ def _trained(store: Store, digest: str) -> rpc.Trained | None:
     return fitting(rpc.decode_answer(data), rpc.Trained) if data else None
 
 
-def stored_from(tensors: Tensors, plan: FragmentPlan, handle: str, arrays: ArrayTable) -> Stored:
+def stored_from(
+    tensors: Tensors, plan: FragmentPlan, handle: str, arrays: ArrayTable, outer: Outer
+) -> Stored:
     """An array in the form in which it was held, from its tensors in the snapshot. The handle says
     which form that is; names of tensors may be any text.
 
@@ -217,11 +227,29 @@ def stored_from(tensors: Tensors, plan: FragmentPlan, handle: str, arrays: Array
     if is_copied(handle):
         _require([STATE], tensors, handle)
         return HostCopy(arrays.lend(tensors[STATE]), _start_of(handle, plan))
+    if handle.startswith(OUTER):
+        leaves = _leaves_of(handle, plan)
+        _require([STEPS], tensors, handle)
+        steps = tensors[STEPS]
+        if steps.dtype != np.int64 or steps.shape != (1,) or steps[0] < 0:
+            raise _odd(handle, f"its {STEPS} are no count")
+        names = OPTIMIZERS[outer.optimizer].state
+        flat = {name: _joined(leaves, tensors, handle, f"{name}/") for name in names}
+        return {**flat, STEPS: steps}
     if not is_flat(handle):
         return payload_from(tensors)
-    leaves = plan.fragments[_fragment_in(handle, 1, plan)]
-    _require([leaf.name for leaf in leaves], tensors, handle)
-    return np.concatenate([tensors[leaf.name].reshape(-1) for leaf in leaves])
+    return _joined(_leaves_of(handle, plan), tensors, handle)
+
+
+def _leaves_of(handle: str, plan: FragmentPlan) -> Sequence[Leaf]:
+    return plan.fragments[_fragment_in(handle, 1, plan)]
+
+
+def _joined(leaves: Sequence[Leaf], tensors: Tensors, handle: str, prefix: str = "") -> F32:
+    """A flat array from the tensors of its leaves, whose names begin with ``prefix``."""
+    names = [f"{prefix}{leaf.name}" for leaf in leaves]
+    _require(names, tensors, handle)
+    return np.concatenate([tensors[name].reshape(-1) for name in names])
 
 
 def _start_of(handle: str, plan: FragmentPlan) -> int:

@@ -74,6 +74,9 @@ class Hostile:
     asked: Asked = ()
 
 
+OPTIMIZERS_EVERY = 5
+"""Of so many seeds one is a world with "sgd", and one with "adam"."""
+
 COMBINED_EVERY = 7
 """Of so many seeds one is a world that combines what others draw apart; see ``_combined``."""
 
@@ -109,7 +112,7 @@ def _job(rng: random.Random, seed: int) -> Job:
             "staleness": rng.randint(1, 3),
             "fragmentation": rng.choice(["balanced", "tensor"]),
         },
-        "outer": {"lr": rng.choice([0.4, 0.7, 1.0]), "momentum": rng.choice([0.0, 0.6, 0.9])},
+        "outer": _outer(rng, seed),
         "compress": {} if seed % 3 else _compress(random.Random(f"compress {seed}")),
     }
     if is_combined(seed):
@@ -119,6 +122,18 @@ def _job(rng: random.Random, seed: int) -> Job:
         }  # fmt: skip
         plain["job"]["syncers"] = min(parts, more.choice([1, 2, 3]))
     return job_from(plain, f"hostile world {seed}")
+
+
+def _outer(rng: random.Random, seed: int) -> dict[str, Any]:
+    """Worlds with other optimizers than Nesterov's; the rest are as they were before there were."""
+    nesterov = {"lr": rng.choice([0.4, 0.7, 1.0]), "momentum": rng.choice([0.0, 0.6, 0.9])}
+    if seed % OPTIMIZERS_EVERY == 3:
+        return {"optimizer": "sgd", "lr": nesterov["lr"]}
+    if seed % OPTIMIZERS_EVERY == 4:
+        more = random.Random(f"adam {seed}")
+        decays = {"b1": more.choice([0.0, 0.9]), "b2": more.choice([0.9, 0.99])}
+        return {"optimizer": "adam", "lr": more.choice([0.01, 0.1]), **decays}
+    return nesterov
 
 
 def _compress(rng: random.Random) -> dict[str, Any]:

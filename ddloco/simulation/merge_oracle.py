@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.job.config import MergeRuleName
+from ddloco.job.config import MergeRuleName, Outer, OuterOptimizerName
 from ddloco.job.protocol.effects import MergeFragment, Share
 from ddloco.job.protocol.events import FragmentMerged
+from ddloco.machines.outer.optimizers.optimizer import STEPS
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.replayer.invariants.base import InvariantCheck, hold
 from ddloco.simulation.node import Node
@@ -23,8 +24,11 @@ from ddloco.workers.simulated.work import ELEMENTS, Content
 from transport import Effect, Event
 
 F64 = NDArray[np.float64]
-Inputs = tuple[F64, F64, list[tuple[str, float, F64]]]
-"""Parameters, momentum, and (name, weight, parameters) of the shares."""
+Numbers = dict[str, F64]
+"""The state of an outer optimizer by name, in float64."""
+
+Inputs = tuple[F64, Numbers, list[tuple[str, float, F64]]]
+"""Parameters, outer state, and (name, weight, parameters) of the shares."""
 
 CHANGE_MAX = 1e30
 """A larger change is rejected like NaN: float32 cannot hold its square."""
@@ -52,8 +56,8 @@ class Oracle(InvariantCheck[World, Node]):
 
     def _merge(
         self, world: World, merge: MergeFragment, inputs: Inputs, doubted: Sequence[str]
-    ) -> tuple[tuple[str, ...], F64, F64]:
-        (theta, momentum, shares), outer = inputs, world.job.outer
+    ) -> tuple[tuple[str, ...], F64, Numbers]:
+        (theta, state, shares), outer = inputs, world.job.outer
         finite = [each for each in shares if (np.abs(theta - each[2]) <= CHANGE_MAX).all()]
         sound = [each for each in finite if each[0] not in doubted]
         names = [leaf.name for leaf in world.plan.fragments[merge.fragment]]
@@ -64,36 +68,38 @@ class Oracle(InvariantCheck[World, Node]):
             weights = np.array([weight for _, weight, _ in sound])
             plain = any(fnmatchcase(name, pattern) for pattern in outer.average)
             delta[part] = REFERENCES["average" if plain else outer.merge](moves, weights)
-        momentum = outer.momentum * momentum + delta
-        theta = theta - outer.lr * (delta + outer.momentum * momentum)
-        return tuple(name for name, _, _ in sound), theta, momentum
+        taken = tuple(name for name, _, _ in sound)
+        return taken, *STEP_REFERENCES[outer.optimizer](theta, state, delta, outer)
 
     def _compare(self, world: World, node: Node, event: FragmentMerged) -> None:
         merge, inputs = self._asked.pop((node.incarnation, event.work))
         # Whether rejections by the outlier test were justified is checked in ``belief``.
         measured = [each.name for each in event.measured]
         doubted = [name for name, _ in event.refused if name in measured]
-        names, theta, momentum = self._merge(world, merge, inputs, doubted)
+        names, theta, state = self._merge(world, merge, inputs, doubted)
         what = f"merge {merge.t} of fragment {merge.fragment}"
-        found = [numbers(node.contents[handle]) for handle in merge.out[:2]]
-        for handle, got in zip(merge.out, found, strict=False):
-            hold(np.isfinite(got).all(), "finite", f"{what}: {handle} is not finite")
+        made, kept = (node.contents[handle] for handle in merge.out[:2])
+        found = {"theta": numbers(made), **outer_state(kept)}
+        for name, got in found.items():
+            hold(np.isfinite(got).all(), "finite", f"{what}: {name} is not finite")
         hold(event.accepted == names, "model-oracle", f"{what} took {event.accepted}, not {names}")
         if not names:
             return
-        for handle, got, expected in zip(merge.out, found, (theta, momentum), strict=False):
+        steps = inputs[1].get(STEPS, np.zeros(1)) + 1.0
+        for name, expected in {"theta": theta, **state, STEPS: steps}.items():
+            got = found[name]
             # Small differences of large parameters, as after a bit flip, have larger rounding.
             rounding = ROUNDING * float(np.abs(inputs[0]).max())
             near = np.allclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE + rounding)
-            hold(near, "model-oracle", f"{what}: {handle} is off by {np.abs(got - expected).max()}")
+            hold(near, "model-oracle", f"{what}: {name} is off by {np.abs(got - expected).max()}")
 
 
 def _inputs(node: Node, merge: MergeFragment) -> Inputs:
     """The inputs of a merge, read when it is requested."""
     theta = numbers(node.contents[merge.theta])
-    momentum = numbers(node.contents[merge.momentum]) if merge.momentum else 0.0 * theta
+    state = outer_state(node.contents[merge.state]) if merge.state else {}
     shares = [(s.name, s.weight, contribution(node, merge, s)) for s in merge.shares]
-    return theta, momentum, shares
+    return theta, state, shares
 
 
 def contribution(node: Node, merge: MergeFragment, share: Share) -> F64:
@@ -107,6 +113,12 @@ def numbers(content: Content) -> F64:
     """The numbers of a content, in float64."""
     assert content.array is not None, "only worlds with arithmetic have an oracle"
     return content.array.astype(np.float64)
+
+
+def outer_state(content: Content) -> Numbers:
+    """The arrays of an outer optimizer's state, in float64."""
+    assert content.state is not None, "only worlds with arithmetic have an oracle"
+    return {name: array.astype(np.float64) for name, array in content.state.items()}
 
 
 def average(moves: F64, weights: F64) -> F64:
@@ -136,3 +148,34 @@ REFERENCES: dict[MergeRuleName, Callable[[F64, F64], F64]] = {
     "median": median,
 }
 """The reference of each merge rule."""
+
+
+def nesterov(theta: F64, state: Numbers, delta: F64, outer: Outer) -> tuple[F64, Numbers]:
+    """The paper's outer step."""
+    momentum = outer.momentum * state.get("momentum", 0.0) + delta
+    return theta - outer.lr * (delta + outer.momentum * momentum), {"momentum": momentum}
+
+
+def sgd(theta: F64, state: Numbers, delta: F64, outer: Outer) -> tuple[F64, Numbers]:
+    """A step along the change."""
+    del state
+    return theta - outer.lr * delta, {}
+
+
+def adam(theta: F64, state: Numbers, delta: F64, outer: Outer) -> tuple[F64, Numbers]:
+    """Adam, with both means corrected for their beginning at zero."""
+    mean = outer.b1 * state.get("mean", 0.0) + (1 - outer.b1) * delta
+    variance = outer.b2 * state.get("variance", 0.0) + (1 - outer.b2) * delta**2
+    steps = float(state.get(STEPS, np.zeros(1))[0]) + 1
+    length = np.sqrt(variance / (1 - outer.b2**steps)) + outer.eps
+    moved = outer.lr * mean / (1 - outer.b1**steps) / length
+    return theta - moved, {"mean": mean, "variance": variance}
+
+
+StepReference = Callable[[F64, Numbers, F64, Outer], tuple[F64, Numbers]]
+STEP_REFERENCES: dict[OuterOptimizerName, StepReference] = {
+    "nesterov": nesterov,
+    "sgd": sgd,
+    "adam": adam,
+}
+"""The reference of each outer optimizer."""

@@ -235,7 +235,7 @@ class SnapshotContents(InvariantCheck[World, Node]):
         who = each.part.who
         for handle, content in each.state.contents.items():
             kind, _, rest = handle.partition("/")
-            if kind in {"theta", "momentum", "wire"}:
+            if kind in {"theta", "outer", "wire"}:
                 named = (*map(int, rest.split("/")), 0, 0)
                 said = f"{snapshot}: {handle} of {who} is {content.what}"
                 self.hold(content.what == named, "optimizer-with-params", said)

@@ -121,7 +121,7 @@ class Clocks(InvariantCheck[World, Node]):
 
 
 class Optimizer(InvariantCheck[World, Node]):
-    """optimizer-with-params: momentum has the same version as its parameters."""
+    """optimizer-with-params: the outer state has the same version as its parameters."""
 
     def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
         """Check the inputs of merges, and recovered fragments."""
@@ -130,7 +130,7 @@ class Optimizer(InvariantCheck[World, Node]):
                 self._agree(role, *names(each.fragment, each.version))
         for effect in effects:
             if isinstance(effect, MergeFragment):
-                self._agree(role, effect.theta, effect.momentum)
+                self._agree(role, effect.theta, effect.state)
 
     def _agree(self, role: Node, theta: str, *others: str) -> None:
         belongs = role.contents[theta].what

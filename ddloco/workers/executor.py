@@ -45,11 +45,13 @@ from ddloco.job.protocol.events import (
 )
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.machines.outer.merge import merge_fragment
+from ddloco.machines.outer.optimizers.optimizer import state_digest
+from ddloco.machines.outer.optimizers.table import usual_direction, zero_state
 from ddloco.machines.outer.outlier_test import OutlierTest
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
 from ddloco.stage.actors.events import WorkFailed, WorkResult
-from ddloco.stage.arrays.array_table import F32, ArrayTable, HostCopy
+from ddloco.stage.arrays.array_table import F32, ArrayTable, HostCopy, Stored
 from ddloco.stage.arrays.shared_memory import Region, SharedMemory
 from ddloco.stage.driver.snapshot_sink import SnapshotSink
 from ddloco.stage.process.errors import said_of
@@ -232,7 +234,7 @@ class WorkExecutor:
     def take_back(self, found: StoredFragment) -> None:
         """Store a recovered fragment under the handles that it had."""
         p, version = found.kept.fragment, found.kept.version
-        arrays = (found.theta, found.momentum, self.layouts.sent(p, found.theta))
+        arrays = (found.theta, found.state, self.layouts.sent(p, found.theta))
         for handle, array in zip(names(p, version), arrays, strict=True):
             self._arrays.put(handle, array)
 
@@ -372,7 +374,7 @@ class WorkExecutor:
             self._arrays.put(handle, array)
         return merged
 
-    def _merge(self, work: MergeFragment) -> tuple[FragmentMerged, list[Payload | F32]]:
+    def _merge(self, work: MergeFragment) -> tuple[FragmentMerged, list[Stored]]:
         """Merge, and store the result on disk; returns the arrays in the order of ``makes``."""
         merged, made, stored = self._compute_merge(work)
         if stored is not None:
@@ -386,30 +388,30 @@ class WorkExecutor:
 
     def _compute_merge(
         self, work: MergeFragment
-    ) -> tuple[FragmentMerged, list[Payload | F32], StoredFragment | None]:
+    ) -> tuple[FragmentMerged, list[Stored], StoredFragment | None]:
         """Merge; returns also the arrays in the order of ``makes``, and what is to be stored."""
         theta: F32 = self._arrays.get(work.theta)
-        momentum = self._arrays.get(work.momentum) if work.momentum else np.zeros_like(theta)
         outer, compression = self._outer_at(work.t), self.compression
+        state = self._arrays.get(work.state) if work.state else zero_state(outer, theta)
         if outer != self._job.outer:
             compression = compression.with_layouts(Layouts(self.plan, outer))
         contributions, segments, anchor = compression.merged(work, theta)
         tested = work.band and not all(segment.state for segment in segments)
-        outlier_test = OutlierTest(work, theta, momentum, segments, anchor) if tested else None
+        usual = usual_direction(outer, state)
+        outlier_test = OutlierTest(work, theta, usual, segments, anchor) if tested else None
         result = merge_fragment(
             theta,
-            momentum,
+            state,
             contributions,
             segments,
-            lr=outer.lr,
-            momentum_factor=outer.momentum,
+            outer=outer,
             anchor=anchor,
             outlier_test=outlier_test,
             adopt=work.adopt,
             kernel=merge_kernel(),
         )
         payload = self.layouts.sent(work.fragment, result.theta)
-        made: list[Payload | F32] = [result.theta, result.momentum, payload]
+        made: list[Stored] = [result.theta, result.state, payload]
         sent: tuple[Payload, ...] = ()
         if work.differences is not None and work.differences.held:
             held: Payload = self._arrays.get(work.differences.held)
@@ -421,7 +423,7 @@ class WorkExecutor:
             result.weights,
             result.refused,
             xxhash.xxh3_128_digest(result.theta.data),
-            xxhash.xxh3_128_digest(result.momentum.data),
+            state_digest(result.state),
             payload.digest,
             outlier_test.measured if outlier_test is not None else (),
             outlier_test.moved(result.theta) if outlier_test is not None else 0.0,
@@ -432,10 +434,10 @@ class WorkExecutor:
         if result.accepted:
             bases = {share.name: share.base for share in work.shares}
             spent = {**work.spent, **{name: bases[name] for name in result.accepted}}
-            digest = merged.theta + merged.momentum
+            digest = merged.theta + merged.state
             tokens = work.tokens.after(result.accepted) if work.tokens is not None else 0
             kept = Kept(work.fragment, work.t, spent, work.batches, digest, tokens)
-            stored = StoredFragment(kept, result.theta, result.momentum)
+            stored = StoredFragment(kept, result.theta, result.state)
         return merged, made, stored
 
     def _put(self, found: StoredFragment) -> None:

@@ -8,16 +8,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from clocks import open_regular, read_regular
 from ddloco.job.protocol.events import Kept
+from ddloco.machines.outer.optimizers.optimizer import State, state_digest
+from ddloco.machines.syncer.global_fragments import OUTER
 from ddloco.stage.arrays.array_table import F32
 from snapshot import load_metadata, load_tensors, save_tensors
 
+THETA = "theta"
 DONE = "done"
 """The file that says that the job has ended as done; it holds the job's id."""
 
@@ -32,11 +36,11 @@ class FragmentStoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredFragment:
-    """A stored fragment; flat float32 arrays of the same length."""
+    """A stored fragment: its parameters, flat float32, and its outer optimizer's state."""
 
     kept: Kept
     theta: F32
-    momentum: F32
+    state: State
 
 
 class FragmentStore(Protocol):
@@ -94,7 +98,7 @@ class FragmentFolder:
             said["tokens"] = str(kept.tokens)
         said["sum"] = _sum(said)
         path = self._folder / _file_of(kept.fragment)
-        save_tensors(path, {"theta": found.theta, "momentum": found.momentum}, said)
+        save_tensors(path, {THETA: found.theta, **_prefixed(found.state)}, said)
 
     def find(self) -> Sequence[StoredFragment]:
         """Read all fragments and check every byte."""
@@ -129,12 +133,14 @@ class FragmentFolder:
                 digest=bytes.fromhex(said["digest"]),
                 tokens=int(said.get("tokens", "0")),
             )
-            found = StoredFragment(kept, tensors["theta"], tensors["momentum"])
+            theta = tensors.pop(THETA)
+            state = {name.removeprefix(OUTER): array for name, array in tensors.items()}
+            found = StoredFragment(kept, theta, state)
             whole, job_id = said.pop("sum") == _sum(said), said["job"]
         except (ValueError, KeyError, OSError, RecursionError) as error:
             reason = getattr(error, "strerror", None) or error
             raise FragmentStoreError(f"{path}: cannot be read: {reason}") from None
-        if not whole or digest_of(found.theta, found.momentum) != kept.digest:
+        if not whole or digest_of(found.theta, found.state) != kept.digest:
             raise FragmentStoreError(f"{path}: damaged: its digests do not match its contents")
         if path.name != _file_of(kept.fragment):
             raise FragmentStoreError(
@@ -192,10 +198,13 @@ class FragmentHistory:
         return found.kept == kept
 
 
-def digest_of(theta: F32, momentum: F32) -> bytes:
-    """xxh3-128 of the parameters, then of the momentum; 32 bytes."""
-    both = (np.ascontiguousarray(theta), np.ascontiguousarray(momentum))
-    return b"".join(xxhash.xxh3_128_digest(each.data) for each in both)
+def digest_of(theta: F32, state: State) -> bytes:
+    """xxh3-128 of the parameters, then of the outer optimizer's state; 32 bytes."""
+    return xxhash.xxh3_128_digest(np.ascontiguousarray(theta).data) + state_digest(state)
+
+
+def _prefixed(state: State) -> dict[str, NDArray[Any]]:
+    return {f"{OUTER}{name}": array for name, array in state.items()}
 
 
 def _sum(said: dict[str, str]) -> str:

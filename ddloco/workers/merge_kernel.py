@@ -91,10 +91,10 @@ class CompiledKernel:
         rests = [raw[whole:] for raw in raws]
         return square + NUMPY.weighted_change(anchor[whole:], rests, factors, out[whole:])
 
-    def step(
+    def nesterov(
         self, theta: F32, momentum: F32, rates: tuple[float, float, float], out: tuple[F32, F32]
     ) -> None:
-        """See ``BlockKernel.step``."""
+        """See ``BlockKernel.nesterov``."""
         places = (_at(theta), _at(momentum), _at(out[0]), _at(out[1]))
         self._nesterov(*places, *rates, theta.size)
 
@@ -130,5 +130,5 @@ def _results(
     squares = kernel.change_squares(theta, raws)
     factors = [0.3 + 0.1 * number for number in range(len(raws))]
     square = kernel.weighted_change(theta, raws, factors, out)
-    kernel.step(theta, momentum, (1.7, 0.7, 0.9), (out, momentum_out))
+    kernel.nesterov(theta, momentum, (1.7, 0.7, 0.9), (out, momentum_out))
     return squares, square, out.tobytes(), momentum_out.tobytes()

@@ -14,7 +14,8 @@ import trio
 from numpy.typing import NDArray
 
 from ddloco.job.protocol.fragment_plan import FragmentPlan
-from ddloco.machines.syncer.global_fragments import WIRE
+from ddloco.machines.outer.optimizers.optimizer import STEPS, State
+from ddloco.machines.syncer.global_fragments import OUTER, WIRE
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState
 from ddloco.stage.actors.events import Captured, WorkFailed
 from ddloco.stage.arrays.array_table import F32, ArrayTable, HostCopy
@@ -29,9 +30,10 @@ from transport import Payload
 STATE = "state"
 """The name of a tensor that holds a learner's state as bytes, with a layout defined elsewhere."""
 
-FLAT = frozenset({"theta", "momentum", "error"})
-"""How the handles of arrays that are flat float32 begin: parameters and momentum of a version, and
-what compression has lost. They are stored tensor by tensor, under the tensors' own names."""
+FLAT = frozenset({"theta", "error"})
+"""How the handles of arrays that are flat float32 begin: parameters of a version, and what
+compression has lost. They are stored tensor by tensor, under the tensors' own names; and so is each
+array of an outer optimizer's state, with its name before that of the tensor."""
 
 COPIED = frozenset({"host", "state", "own"})
 """How the handles of host copies begin: those of parameters, and of a learner's whole state. They
@@ -139,13 +141,15 @@ class SnapshotWork(Capture):
 
     def _tensors(self, handle: str) -> Tensors:
         stored = self._arrays.get(handle)
-        wanted = HostCopy if is_copied(handle) else Payload if not is_flat(handle) else np.ndarray
+        wanted = _wanted(handle)
         assert isinstance(stored, wanted), f"{handle}: a snapshot's reader takes it for {wanted}"
         if isinstance(stored, HostCopy):
             return {STATE: stored.region.data}
         if isinstance(stored, Payload):
             return payload_tensors(stored)
         assert self.plan is not None, "known before anything is merged"
+        if isinstance(stored, dict):
+            return state_tensors(self.plan, handle, stored)
         return leaf_tensors(self.plan, handle, stored)
 
     # The methods below run in a thread.
@@ -176,13 +180,29 @@ def is_copied(handle: str) -> bool:
     return handle.partition("/")[0] in COPIED
 
 
+def _wanted(handle: str) -> type[Any]:
+    """What a snapshot's reader takes a handle to stand for."""
+    if handle.startswith(OUTER):
+        return dict
+    return HostCopy if is_copied(handle) else np.ndarray if is_flat(handle) else Payload
+
+
 def theta_of(handle: str) -> str:
     """The handle from which a fragment's wire form can be computed; empty for other handles."""
     return f"theta/{handle.removeprefix(WIRE)}" if handle.startswith(WIRE) else ""
 
 
+def state_tensors(plan: FragmentPlan, handle: str, state: State) -> dict[str, NDArray[Any]]:
+    """The leaves of each array of an outer optimizer's state, as NAME/LEAF, and its steps."""
+    tensors: dict[str, NDArray[Any]] = {}
+    for name, flat in state.items():
+        leaves = {} if name == STEPS else leaf_tensors(plan, handle, flat)
+        tensors |= {f"{name}/{leaf}": array for leaf, array in leaves.items()}
+    return {**tensors, STEPS: state[STEPS]}
+
+
 def leaf_tensors(plan: FragmentPlan, handle: str, flat: F32) -> dict[str, NDArray[Any]]:
-    """The leaves of a global fragment, or of its momentum, by name; float32 views."""
+    """The leaves of a flat array of a fragment, by name; float32 views."""
     tensors: dict[str, NDArray[Any]] = {}
     at = 0
     for leaf in plan.fragments[int(handle.split("/")[1])]:

@@ -319,8 +319,8 @@ class World:
                 return FragmentEncoded(number, payload.digest), {out: payload}
             case MergeFragment():
                 payload = self._payload(work.fragment)
-                theta, momentum, wire = work.out
-                arrays = {theta: np.zeros(1), momentum: np.zeros(1), wire: payload}
+                theta, state, wire = work.out
+                arrays = {theta: np.zeros(1), state: {"steps": np.ones(1)}, wire: payload}
                 names = tuple(share.name for share in work.shares)
                 weights = tuple(1 / len(names) for _ in names)
                 merged = FragmentMerged(

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from ddloco.job.config import Outer
 from ddloco.machines.outer.block_kernel import BlockKernel, NumpyKernel
 from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.machines.outer.optimizers.table import zero_state
 from ddloco.stage.process.malloc import keep_freed_memory
 from ddloco.workers.merge_kernel import merge_kernel
 
@@ -24,6 +26,9 @@ LEARNERS = 8
 FRAGMENT_BYTES = 16 << 20
 COPY_BYTES = 256 << 20  # Eight times the third-level cache of the machine this was written on.
 DTYPES = ("float32", "bfloat16")
+
+
+OUTER = Outer()
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -56,18 +61,17 @@ def _measure(dtype: str, kernel: BlockKernel, nbytes: int, repeats: int) -> dict
     size = nbytes // 4
     rng = np.random.default_rng(0)
     theta = rng.standard_normal(size, np.float32)
-    momentum = np.zeros(size, np.float32)
+    state = zero_state(OUTER, theta)
     contributions = [_contribution(theta, m, rng, dtype) for m in range(LEARNERS)]
     segments = [Segment(0, size, rule="rda", dtype=dtype, offset=0)]
 
     def merge(map_chunks: Callable = map) -> None:
         merge_fragment(
             theta,
-            momentum,
+            state,
             contributions,
             segments,
-            lr=0.7,
-            momentum_factor=0.9,
+            outer=OUTER,
             map_chunks=map_chunks,
             kernel=kernel,
         )

@@ -20,7 +20,7 @@ from bench_roundtrip import JOB, LISTENER, opened
 from shaped_link import Place, enter
 from tools import Servant, servant
 
-from ddloco.job.config import job_from
+from ddloco.job.config import Outer, job_from
 from ddloco.job.protocol.effects import (
     DecodeFragment,
     Differences,
@@ -30,6 +30,7 @@ from ddloco.job.protocol.effects import (
 )
 from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, JobBody
+from ddloco.machines.outer.optimizers.table import zero_state
 from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
 from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.process.malloc import keep_freed_memory
@@ -144,14 +145,14 @@ class Hub:
             zeros = np.zeros((stop - start) // 4, np.float32)
             self._globals.append(self._names(p, 0))
             self._arrays.put(f"theta/{p}/0", zeros)
-            self._arrays.put(f"momentum/{p}/0", zeros)
+            self._arrays.put(f"outer/{p}/0", zero_state(Outer(), zeros))
             self._arrays.put(f"wire/{p}/0", self._executor.layouts.sent(p, zeros))
             if self._compresses:
                 self._arrays.put(f"held/{p}/0", self._executor.layouts.sent(p, zeros))
 
     def _names(self, p: int, number: int) -> tuple[str, ...]:
         """The handles of a version."""
-        kinds = ("theta", "momentum", "wire", *(("held", "difference") * self._compresses))
+        kinds = ("theta", "outer", "wire", *(("held", "difference") * self._compresses))
         return tuple(f"{kind}/{p}/{number}" for kind in kinds)
 
     async def deliver(self, arrival: Any) -> None:

@@ -129,8 +129,8 @@ def test_a_changed_merge_is_named(copied, monkeypatch):
     """Merging by another rule than the recorded one: named at the first merge it changes."""
     merge = executor.merge_fragment
 
-    def biased(theta, momentum, contributions, segments, **rates):
-        result = merge(theta, momentum, contributions, segments, **rates)
+    def biased(*inputs, **settings):
+        result = merge(*inputs, **settings)
         result.theta[0] += 1e-6
         return result
 

@@ -244,10 +244,10 @@ class SimulatedStart(Start):
         machine: Any = self.actor.machine
         if isinstance(machine, Syncer) and machine.rounds is not None:
             for fragment, version, spent, batches, tokens in machine.rounds.kept():
-                theta, momentum = (arrays.get(name) for name in names(fragment, version)[:2])
+                theta, state = (arrays.get(name) for name in names(fragment, version)[:2])
                 told = dict(sorted(spent.items())), dict(sorted(batches.items()))
-                kept = Kept(fragment, version, *told, theta.digest + momentum.digest, tokens)
-                memory.kept[fragment] = kept, theta, momentum
+                kept = Kept(fragment, version, *told, theta.digest + state.digest, tokens)
+                memory.kept[fragment] = kept, theta, state
                 brought.add((self.actor.incarnation.rpartition(".")[0], fragment, version))
 
 

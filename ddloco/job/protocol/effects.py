@@ -1,8 +1,9 @@
 """The work that a learner or a syncer may request, in addition to that of every actor.
 
 Arrays are named by handles: ``host/STEP/P`` for a fragment of a learner's parameters after a step
-(``host/STEP`` for all of them, on older tapes), ``theta/P/T`` and ``momentum/P/T`` for a fragment's
-global state in float32, ``wire/P/T`` for the same fragment in the form in which it is sent.
+(``host/STEP`` for all of them, on older tapes), ``theta/P/T`` for a global fragment in float32 and
+``outer/P/T`` for all arrays of its outer optimizer, ``wire/P/T`` for the same fragment in the form
+in which it is sent.
 """
 
 from collections.abc import Iterable
@@ -201,15 +202,15 @@ class MergeFragment(Work, frozen=True):
     """Merge contributions into a fragment, take the outer step, and store the result on disk for
     the next incarnation; only then is the merge done. The result gets new handles.
 
-    An empty ``momentum`` means zeros. ``spent`` gives per incarnation the base version of the last
-    contribution merged into this fragment, ``batches`` gives per actor the batches of its shard
-    that it has used. Both are stored with the result, so that after a crash no token is merged
-    twice and no batch is trained on twice.
+    ``state`` is that of the outer optimizer; empty means zeros. ``spent`` gives per incarnation the
+    base version of the last contribution merged into this fragment, ``batches`` gives per actor the
+    batches of its shard that it has used. Both are stored with the result, so that after a crash no
+    token is merged twice and no batch is trained on twice.
 
     ``band`` is the largest accepted multiple of a share's usual norm, 0 for no limit; ``cosine`` is
     the usual cosine, None if unknown. See ``outlier_test``. With ``adopt`` the shares were trained
     from a version that this syncer has lost: their weighted average replaces ``theta``, and the
-    momentum restarts at zero.
+    state restarts at zero.
 
     ``tokens`` are counted where a job ends by them. Do not add a field: with more than 15, msgpack
     writes a longer head for all merges, and the digests of their effects on tapes change.
@@ -218,7 +219,7 @@ class MergeFragment(Work, frozen=True):
     t: int
     fragment: int
     theta: str
-    momentum: str
+    state: str
     shares: tuple[Share, ...]
     spent: dict[str, int]
     batches: dict[str, int]
@@ -232,7 +233,7 @@ class MergeFragment(Work, frozen=True):
     @property
     def reads(self) -> tuple[str, ...]:
         """See ``Work``."""
-        read = (self.theta, self.momentum, *(share.handle for share in self.shares))
+        read = (self.theta, self.state, *(share.handle for share in self.shares))
         more = self.differences
         if more is None:
             return read

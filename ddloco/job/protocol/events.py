@@ -36,8 +36,8 @@ class Started(Event, frozen=True):
 
 class Kept(Struct, frozen=True, array_like=True):
     """A stored fragment: its version, the base version of each incarnation's last contribution, and
-    the batches that each actor had used. Its arrays are under ``theta/p/v``, ``momentum/p/v`` and
-    ``wire/p/v``; ``digest`` covers theta and momentum. ``tokens`` were merged into it so far, in a
+    the batches that each actor had used. Its arrays are under ``theta/p/v``, ``outer/p/v`` and
+    ``wire/p/v``; ``digest`` covers the first two. ``tokens`` were merged into it so far, in a
     job that ends by tokens."""
 
     fragment: int
@@ -150,16 +150,17 @@ class Measured(Struct, frozen=True, array_like=True):
 
 class FragmentMerged(WorkResult, frozen=True):
     """A merge is done. ``accepted`` and ``weights`` (normalised) are parallel, in the order of
-    summation; ``refused`` holds (learner, reason); the digests are of the new arrays. ``measured``
-    covers accepted and refused contributions; ``moved`` is the length of the outer step. ``held``
-    and ``sent`` are the digests of the result as learners will hold it, and as it is sent, if it is
-    compressed. ``tensors`` is as in ``FragmentEncoded``, of the new parameters."""
+    summation; ``refused`` holds (learner, reason); the digests are of the new arrays, ``state`` of
+    all those of the outer optimizer. ``measured`` covers accepted and refused contributions;
+    ``moved`` is the length of the outer step. ``held`` and ``sent`` are the digests of the result
+    as learners will hold it, and as it is sent, if it is compressed. ``tensors`` is as in
+    ``FragmentEncoded``, of the new parameters."""
 
     accepted: tuple[str, ...]
     weights: tuple[float, ...]
     refused: tuple[tuple[str, str], ...]
     theta: bytes
-    momentum: bytes
+    state: bytes
     wire: bytes
     measured: tuple[Measured, ...] = ()
     moved: float = 0.0

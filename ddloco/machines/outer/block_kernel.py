@@ -38,7 +38,7 @@ class BlockKernel(Protocol):
         """
         ...
 
-    def step(
+    def nesterov(
         self, theta: F32, momentum: F32, rates: tuple[float, float, float], out: tuple[F32, F32]
     ) -> None:
         """Take one Nesterov step (paper 3.6): b = mu*b + D, theta -= lr*(D + mu*b).
@@ -77,10 +77,10 @@ class NumpyKernel:
             np.add(out, change, out=out)
         return square_sum(out)
 
-    def step(
+    def nesterov(
         self, theta: F32, momentum: F32, rates: tuple[float, float, float], out: tuple[F32, F32]
     ) -> None:
-        """See ``BlockKernel.step``."""
+        """See ``BlockKernel.nesterov``."""
         (scale, lr, mu), (delta, momentum_out), scratch = rates, out, np.empty_like(theta)
         if scale != 1.0:
             np.multiply(delta, scale, out=delta)

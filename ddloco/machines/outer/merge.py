@@ -1,4 +1,4 @@
-"""One merge of one fragment: weights, a merge rule, Nesterov (paper 3.4 to 3.6).
+"""One merge of one fragment: weights, a merge rule, an outer step (paper 3.4 to 3.6).
 
 Sign: a contribution's outer gradient is Delta = Theta - theta, and the outer optimizer descends.
 Here Theta is the *anchor*: the global fragment as learners hold it. Where the wire is narrower than
@@ -12,7 +12,8 @@ adjacent tensors nor the number of threads in `map_chunks` can change its bits.
 
 Speed: memory is the bound. Pass one reads the anchor and the M contributions (norms, and the check
 for NaN and Inf). Pass two reads them again and writes the direction. Pass three reads direction,
-momentum and Theta and writes the two results: 2M + 8 in all, in blocks that stay in the cache.
+state and Theta and writes the results: with Nesterov 2M + 8 in all, in blocks that stay in the
+cache.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,8 @@ from ddloco.machines.outer.block_kernel import F32, NUMPY, BlockKernel, square_s
 from ddloco.machines.outer.merge_rules.average import AVERAGE
 from ddloco.machines.outer.merge_rules.rule import MergeRule
 from ddloco.machines.outer.merge_rules.table import MERGE_RULES, tensor_rule, value_rule
+from ddloco.machines.outer.optimizers.optimizer import STEPS, OuterStep, State
+from ddloco.machines.outer.optimizers.table import OPTIMIZERS, zero_state
 from transport import Pieces
 
 F64 = NDArray[np.float64]
@@ -45,6 +48,9 @@ SQUARES_MIN, SQUARES_MAX = 1e-28, 1e37
 # A larger change of a tensor is rejected: weights times such changes would leave float32's range.
 NORM_MAX = 1e30
 
+REPLACING = Outer(optimizer="sgd", lr=1.0)
+"""The step that replaces values by the merged ones."""
+
 _VIEWS = {"float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": "<u2"}
 
 
@@ -53,8 +59,8 @@ class Segment(NamedTuple):
 
     It is elements `start:stop` of the flat float32 fragment, merged by `rule`. In a contribution's
     buffer the tensor starts at byte `offset` from the fragment's start, little-endian, in `dtype`.
-    A tensor of `state` is not trained: it becomes what its rule makes of the values, without outer
-    learning rate and momentum, and counts neither for the norm of a contribution nor for its
+    A tensor of `state` is not trained: it becomes what its rule makes of the values, without an
+    outer optimizer, and counts neither for the norm of a contribution nor for its
     direction.
     """
 
@@ -77,12 +83,13 @@ class Contribution(NamedTuple):
 class MergeResult(NamedTuple):
     """The new fragment, and the contributions.
 
-    `theta` and `momentum` are new flat float32 arrays. `accepted`, `weights` (sum 1) and `norms`
-    (l2 of the change of the fragment's parameters) are parallel; `refused` holds (name, reason).
+    `theta` is a new flat float32 array, `state` the new state of the outer optimizer. `accepted`,
+    `weights` (sum 1) and `norms` (l2 of the change of the fragment's parameters) are parallel;
+    `refused` holds (name, reason).
     """
 
     theta: F32
-    momentum: F32
+    state: State
     accepted: tuple[str, ...]
     refused: tuple[tuple[str, str], ...]
     weights: tuple[float, ...]
@@ -126,12 +133,11 @@ def fragment_segments(plan: FragmentPlan, p: int, outer: Outer) -> tuple[Segment
 
 def merge_fragment(
     theta: F32,
-    momentum: F32,
+    state: State,
     contributions: Sequence[Contribution],
     segments: Sequence[Segment],
     *,
-    lr: float,
-    momentum_factor: float,
+    outer: Outer,
     map_chunks: ChunkMap = map,
     anchor: F32 | None = None,
     outlier_test: FindFaults | None = None,
@@ -142,12 +148,11 @@ def merge_fragment(
 
     Args:
         theta: the fragment's global parameters, flat float32.
-        momentum: the outer optimizer's state, likewise.
+        state: the outer optimizer's state; before the first merge `zero_state`.
         contributions: in any order, with distinct names. NaN, Inf, a change beyond float32,
             an invalid weight or too few bytes have one rejected as a whole before the sum.
         segments: the tensors, which tile theta in order.
-        lr: the outer learning rate.
-        momentum_factor: mu.
+        outer: the outer optimizer and its settings; the rules are those of the segments.
         map_chunks: `map`, or a thread pool's `map`; it does not affect the result.
         anchor: theta as the learners hold it, None if that is theta itself; see the module.
         outlier_test: returns all faults, given candidates, norms and faults; see `outlier_test`.
@@ -155,14 +160,15 @@ def merge_fragment(
         kernel: the arithmetic, numpy's by default; it does not affect the result.
 
     Returns:
-        The new fragment; copies of theta and momentum if nothing is accepted or all weights are 0.
+        The new fragment; copies of theta and state if nothing is accepted or all weights are 0.
 
     Raises:
         ValueError: two contributions have the same name, which the caller must prevent.
     """
-    assert theta.shape == momentum.shape, "theta and momentum run in parallel"
+    _check_state(state, theta, outer)
     if adopt:
-        return _adopt(theta, contributions, segments, map_chunks, kernel)
+        found = _adopt(theta, contributions, segments, map_chunks, kernel)
+        return found._replace(state=zero_state(outer, theta))
     held = theta if anchor is None else anchor
     work = _Work(theta, held, segments, _chunks(theta.size, segments), map_chunks, kernel)
     candidates, refused = _admit(contributions, segments)
@@ -176,13 +182,20 @@ def merge_fragment(
     accepted = [candidates[i] for i in kept]
     total = sum(c.weight for c in accepted)
     if total == 0.0:
-        return MergeResult(theta.copy(), momentum.copy(), (), refusals, (), ())
+        unchanged = {name: array.copy() for name, array in state.items()}
+        return MergeResult(theta.copy(), unchanged, (), refusals, (), ())
     weights = tuple(c.weight / total for c in accepted)
-    out = (np.empty_like(theta), np.empty_like(momentum))
-    scales = _direct(work, accepted, weights, squares[kept], out[0])
-    _finish(work, momentum, [(scale, lr, momentum_factor) for scale in scales], out)
-    names, lengths = tuple(c.name for c in accepted), tuple(norms[i] for i in kept)
-    return MergeResult(*out, names, refusals, weights, lengths)
+    out = np.empty_like(theta)
+    scales = _direct(work, accepted, weights, squares[kept], out)
+    newer = _finish(work, outer, state, scales, out)
+    learners, lengths = tuple(c.name for c in accepted), tuple(norms[i] for i in kept)
+    return MergeResult(out, newer, learners, refusals, weights, lengths)
+
+
+def _check_state(state: State, theta: F32, outer: Outer) -> None:
+    names = OPTIMIZERS[outer.optimizer].state
+    assert state.keys() == {*names, STEPS}, f"{sorted(state)}: the state of another optimizer"
+    assert all(state[name].shape == theta.shape for name in names), "they run in parallel"
 
 
 def _adopt(
@@ -192,21 +205,18 @@ def _adopt(
     map_chunks: ChunkMap,
     kernel: BlockKernel,
 ) -> MergeResult:
-    """Replace theta by the merged values of all tensors, computed as a merge with learning rate 1,
-    which cancels ``theta``; the outer momentum restarts at zero."""
+    """Replace theta by the merged values of all tensors, computed as a step of ``REPLACING``, which
+    cancels ``theta``."""
     plain = [segment._replace(rule=value_rule(segment.rule)) for segment in segments]
-    zeros = np.zeros_like(theta)
-    found = merge_fragment(
+    return merge_fragment(
         theta,
-        zeros,
+        zero_state(REPLACING, theta),
         contributions,
         plain,
-        lr=1.0,
-        momentum_factor=0.0,
+        outer=REPLACING,
         map_chunks=map_chunks,
         kernel=kernel,
     )
-    return found._replace(momentum=zeros)
 
 
 def _chunks(size: int, segments: Sequence[Segment]) -> list[_Chunk]:
@@ -349,34 +359,35 @@ def _gather_chunk(
     return square
 
 
-def _finish(
-    work: _Work,
-    momentum: F32,
-    rates: Sequence[tuple[float, float, float]],
-    out: tuple[F32, F32],
-) -> None:
-    """Pass three: scale the direction, stored in `out[0]`, and take the Nesterov step."""
-    finish = partial(_finish_chunk, work, momentum, rates, out)
-    for _ in work.map_chunks(finish, work.chunks):
+def _finish(work: _Work, outer: Outer, state: State, scales: Sequence[float], out: F32) -> State:
+    """Pass three: scale the direction, stored in `out`, and take the outer step; returns the new
+    state."""
+    number = int(state[STEPS][0]) + 1
+    names = OPTIMIZERS[outer.optimizer].state
+    newer = {name: np.empty_like(work.theta) for name in names}
+    steps = [OuterStep(outer, number, scale, work.kernel) for scale in scales]
+    arrays = [state[name] for name in names], [newer[name] for name in names]
+    for _ in work.map_chunks(partial(_finish_chunk, work, steps, arrays, out), work.chunks):
         pass
+    return {**newer, STEPS: np.array([number], np.int64)}
 
 
 def _finish_chunk(
     work: _Work,
-    momentum: F32,
-    rates: Sequence[tuple[float, float, float]],
-    out: tuple[F32, F32],
+    steps: Sequence[OuterStep],
+    arrays: tuple[Sequence[F32], Sequence[F32]],
+    out: F32,
     chunk: _Chunk,
 ) -> None:
-    scale, lr, mu = rates[chunk.which]
-    if chunk.segment.state:
-        lr, mu = 1.0, 0.0
+    step, replaced = steps[chunk.which], chunk.segment.state
+    if replaced:
+        step = step._replace(outer=REPLACING)
+    take = OPTIMIZERS[step.outer.optimizer].take
     for block in _blocks(chunk):
-        theta_out, momentum_out = out[0][block], out[1][block]
-        step = (scale, lr, mu)
-        work.kernel.step(work.theta[block], momentum[block], step, (theta_out, momentum_out))
-        if chunk.segment.state:
-            momentum_out.fill(0.0)
+        before, after = ([array[block] for array in each] for each in arrays)
+        take(step, work.theta[block], before, out[block], after)
+        for array in after if replaced else ():
+            array.fill(0.0)
 
 
 def _blocks(chunk: _Chunk) -> Iterable[slice]:

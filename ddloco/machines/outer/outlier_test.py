@@ -10,9 +10,10 @@ results may depend on the number of threads.
 The reference of a direction depends on the number of contributions. With three or more it is the
 majority: each contribution is compared with the sum of the others' unit vectors, so norms and
 weights do not matter; if the others do not agree among themselves either, none is rejected. With
-two, both have the same cosine, and the outer momentum decides which one is flipped; if it agrees
-with both or with neither, both are accepted. With one there is no test: momentum alone cannot
-distinguish a flipped sign from an outer step that overshot, after which all learners turn.
+two, both have the same cosine, and the outer optimizer's usual direction, such as its momentum,
+decides which one is flipped; if it agrees with both or with neither, or the optimizer has none,
+both are accepted. With one there is no test: that direction alone cannot distinguish a flipped sign
+from an outer step that overshot, after which all learners turn.
 
 Errors that change neither norm nor direction are not detected: a bit in a mantissa, an exponent bit
 that makes one number among millions smaller, a sign in one tensor of many, errors of the majority.
@@ -53,7 +54,8 @@ class OutlierTest:
     Args:
         work: the merge, which contains the usual values.
         theta: the global fragment, flat float32.
-        momentum: the outer optimizer's state, flat float32; zeros before the first merge.
+        usual: the outer optimizer's usual direction, flat float32; None if it has none. Zeros, as
+            before the first merge, are none.
         segments: the tensors, as for the merge itself; some of them are parameters.
         anchor: what changes are measured from, as for the merge itself; None if that is theta.
 
@@ -66,7 +68,7 @@ class OutlierTest:
         self,
         work: MergeFragment,
         theta: F32,
-        momentum: F32,
+        usual: F32 | None,
         segments: Sequence[Segment],
         anchor: F32 | None = None,
     ) -> None:
@@ -76,7 +78,7 @@ class OutlierTest:
         self._places = _places(self._segments)
         self._theta = self._sample(theta)
         self._anchor = self._theta if anchor is None else self._sample(anchor)
-        self._momentum = self._sample(momentum)
+        self._along = None if usual is None else _unit(self._sample(usual))
         self._size = sum(each.stop - each.start for each in self._segments)
         self.sampled = self._theta.size
         self.measured: tuple[Measured, ...] = ()
@@ -127,13 +129,12 @@ class OutlierTest:
         cosines of the remaining ones."""
         units = {i: _unit(self._anchor - self._view(candidates[i])) for i in level}
         live = [i for i in level if units[i] is not None]
-        along = _unit(self._momentum)
         slack = COSINE_SLACK + SIGMAS / sqrt(self.sampled)
         while len(live) > 1:
             rows = np.array([units[i] for i in live])
             cosines = _against_others(rows)
             lowest = min(0.0, self._work.cosine or 0.0) - slack
-            worst = self._most_at_odds(rows, cosines, along, slack)
+            worst = self._most_at_odds(rows, cosines, slack)
             if worst is None or cosines[worst] >= lowest:
                 return dict(zip(live, cosines, strict=True))
             faults[live[worst]] = (
@@ -143,12 +144,10 @@ class OutlierTest:
             del live[worst]
         return {}
 
-    def _most_at_odds(
-        self, rows: F64, cosines: Sequence[float], along: F64 | None, slack: float
-    ) -> int | None:
+    def _most_at_odds(self, rows: F64, cosines: Sequence[float], slack: float) -> int | None:
         """The candidate for rejection; None if the others do not agree among themselves either."""
         if len(rows) < MAJORITY:
-            return _turned(rows, along, slack) if self._work.cosine is not None else None
+            return _turned(rows, self._along, slack) if self._work.cosine is not None else None
         worst = min(range(len(rows)), key=lambda k: cosines[k])
         others = _against_others(np.delete(rows, worst, axis=0))
         return worst if lower_median(others) > slack else None
@@ -203,7 +202,7 @@ def _against_others(units: F64) -> list[float]:
 
 
 def _turned(pair: F64, along: F64 | None, slack: float) -> int | None:
-    """Which of two goes against the outer momentum while the other goes with it; None if
+    """Which of two goes against the usual direction while the other goes with it; None if
     neither."""
     if along is None:
         return None

@@ -22,7 +22,7 @@ class Global(Struct, forbid_unknown_fields=True):
 
     version: int
     theta: str
-    momentum: str
+    state: str
     wire: str
     held: str | None = None
     difference: str = ""
@@ -31,8 +31,8 @@ class Global(Struct, forbid_unknown_fields=True):
     """The format of the difference: a run that continues from a snapshot may have another one."""
 
     def handles(self) -> list[str]:
-        """Return the handles of all its arrays; before the first merge there is no momentum."""
-        own = [self.theta, self.momentum, self.wire, self.difference]
+        """Return the handles of all its arrays; before the first merge the optimizer has none."""
+        own = [self.theta, self.state, self.wire, self.difference]
         if self.held != self.wire:
             own.append(self.held or "")
         return [each for each in own if each]
@@ -224,11 +224,12 @@ def _initial(p: int) -> Global:
 
 
 WIRE = "wire/"
+OUTER = "outer/"
 
 
 def names(fragment: int, t: int) -> tuple[str, str, str]:
-    """Return the handles of the results of a merge: parameters, momentum, payload."""
-    return f"theta/{fragment}/{t}", f"momentum/{fragment}/{t}", f"wire/{fragment}/{t}"
+    """Return the handles of the results of a merge: parameters, outer state, payload."""
+    return f"theta/{fragment}/{t}", f"{OUTER}{fragment}/{t}", f"wire/{fragment}/{t}"
 
 
 def sent_names(fragment: int, t: int) -> tuple[str, str]:

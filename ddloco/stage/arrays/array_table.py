@@ -1,5 +1,6 @@
 """The arrays of an actor by handle, stored and freed as its machine requests."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +43,8 @@ class HostCopy:
         return arena.borrow(self.region, start - self.start, stop - self.start)
 
 
-Stored = HostCopy | Payload | F32
+Stored = HostCopy | Payload | F32 | Mapping[str, NDArray[Any]]
+"""What a handle may stand for; the last are several arrays by name."""
 
 
 class ArrayTable:

@@ -51,7 +51,10 @@ from ddloco.job.protocol.events import (
 )
 from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.machines.outer.merge import Contribution, Segment, fragment_segments, merge_fragment
+from ddloco.machines.outer.optimizers.optimizer import State, state_digest
+from ddloco.machines.outer.optimizers.table import usual_direction, zero_state
 from ddloco.machines.outer.outlier_test import OutlierTest
+from ddloco.machines.syncer.global_fragments import OUTER
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
 from ddloco.stage.actors.events import WorkResult
 from ddloco.workers.simulated.compression import (
@@ -91,17 +94,21 @@ class Content:
     ``what`` is (fragment, version, steps since, step). For a global fragment the last two are 0; a
     copy of all parameters, on older tapes, has one (version, steps) per fragment. ``wrong`` names
     how the numbers were corrupted; only checks read it. ``owed`` is the norm of the residual in a
-    compressed contribution, where a corrupted one has left that; only checks read this, too.
+    compressed contribution, where a corrupted one has left that; only checks read this, too. What
+    an outer optimizer keeps is a ``state`` in place of an array.
     """
 
     what: tuple[Any, ...]
     array: F32 | None = None
     wrong: str = ""
     owed: float = 0.0
+    state: State | None = None
 
     @property
     def digest(self) -> bytes:
         """16 bytes that differ for different contents."""
+        if self.state is not None:
+            return state_digest(self.state)
         if self.array is None:
             try:
                 return _DIGEST.pack(*self.what)
@@ -399,7 +406,7 @@ class SimulatedWork:
             # Sorted, as they are when read from a file.
             told = dict(sorted(spent.items())), dict(sorted(work.batches.items()))
             tokens = work.tokens.after(event.accepted) if work.tokens is not None else 0
-            kept = Kept(work.fragment, work.t, *told, event.theta + event.momentum, tokens)
+            kept = Kept(work.fragment, work.t, *told, event.theta + event.state, tokens)
             self._unsettled[work.work] = (kept, made[0], made[1])
         return event
 
@@ -407,8 +414,8 @@ class SimulatedWork:
         self, work: MergeFragment, contents: Contents
     ) -> tuple[FragmentMerged, tuple["Content", ...]]:
         theta = contents[work.theta]
-        assert not work.momentum or contents[work.momentum].what == theta.what, (
-            "outer momentum of another version than its parameters"
+        assert not work.state or contents[work.state].what == theta.what, (
+            "an outer state of another version than its parameters"
         )
         theirs = {share.name: contents[share.handle] for share in work.shares}
         what = (work.fragment, work.t, 0, 0)
@@ -440,26 +447,26 @@ class SimulatedWork:
     ) -> tuple[FragmentMerged, tuple[Content, Content, Content]]:
         theta = contents[work.theta].array
         assert theta is not None, "numbers are merged into numbers"
-        momentum = contents[work.momentum].array if work.momentum else np.zeros_like(theta)
-        assert momentum is not None, "where there are parameters there is momentum"
+        outer = self._job.outer
+        state = contents[work.state].state if work.state else zero_state(outer, theta)
+        assert state is not None, "where there are parameters there is an outer state"
         contributions: list[Contribution] = []
         for share in work.shares:
             array = contributed(work, share, contents)
             assert array is not None, "numbers are merged with numbers"
             contributions.append(Contribution(share.name, share.weight, array.view(np.uint8)))
-        segments = _segments(self._plan, work.fragment, self._job.outer)
-        outlier_test = OutlierTest(work, theta, momentum, segments)
+        segments = _segments(self._plan, work.fragment, outer)
+        outlier_test = OutlierTest(work, theta, usual_direction(outer, state), segments)
         result = merge_fragment(
             theta,
-            momentum,
+            state,
             contributions,
             segments,
-            lr=self._job.outer.lr,
-            momentum_factor=self._job.outer.momentum,
+            outer=outer,
             outlier_test=outlier_test if work.band else None,
             adopt=work.adopt,
         )
-        made = (Content(what, result.theta), Content(what, result.momentum))
+        made = (Content(what, result.theta), Content(what, state=result.state))
         digests = (made[0].digest, made[1].digest, made[0].digest)
         accepted, weights, refused = result.accepted, result.weights, result.refused
         found = (outlier_test.measured, outlier_test.moved(result.theta))
@@ -468,10 +475,10 @@ class SimulatedWork:
 
     def _recover(self, work: Recover, contents: Contents) -> Recovered:
         found = [self._fragment_memory.kept[p] for p in sorted(self._fragment_memory.kept)]
-        for kept, theta, momentum in found:
+        for kept, theta, state in found:
             p, v = kept.fragment, kept.version
             contents[f"theta/{p}/{v}"] = contents[f"wire/{p}/{v}"] = theta
-            contents[f"momentum/{p}/{v}"] = momentum
+            contents[f"{OUTER}{p}/{v}"] = state
         return Recovered(work.work, tuple(kept for kept, _, _ in found), self._fragment_memory.run)
 
     def _evaluate(self, work: Evaluate, contents: Contents) -> Evaluated:

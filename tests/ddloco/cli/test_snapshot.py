@@ -65,7 +65,7 @@ def sharded(store, order):
             array(store, f"theta/0/{order}", a=fragment(order)),
             array(store, f"theta/0/{order + 90}", a=fragment(order + 90)),
             array(store, f"theta/2/{order}", c=fragment(7, ml_dtypes.bfloat16)),
-            array(store, f"momentum/0/{order + 99}", a=fragment(-1)),
+            array(store, f"outer/0/{order + 99}", steps=np.array([1])),
         ),
         part(store, "syncer-1.1", array(store, f"theta/1/{order + 5}", b=np.array(3.5))),
         part(store, "learner-0.1", array(store, "theta/0/900", a=fragment(-2))),

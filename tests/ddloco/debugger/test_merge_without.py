@@ -21,7 +21,7 @@ LEFT_OUT = "learner-2"
 
 @pytest.fixture(scope="module")
 def arrays(folder):
-    """The version before the merge, its momentum, and each contribution, from a stopped replay."""
+    """The version before the merge, its state, and each contribution, from a stopped replay."""
     run = ddloco.open(folder).recorded
     merge = run.merge(T)
     found = {}
@@ -30,7 +30,7 @@ def arrays(folder):
         runner = there.runners["syncer.1"]
         work = runner.pending.executor.merge_of(T, runner.actor.under_way.values())
         found["theta"] = there.array(work.theta)["array"]
-        found["momentum"] = there.array(work.momentum)["array"]
+        found["state"] = there.array(work.state)
         found["shares"] = [(s.name, s.weight, there.array(s.handle)["array"]) for s in work.shares]
         found["plan"] = there.plan()
 
@@ -48,8 +48,8 @@ def test_each_tensor_moves_as_far_as_the_same_sums_say(folder, arrays):
     def merged(shares):
         given = [Contribution(n, w, a.view(np.uint8)) for n, w, a in shares]
         segments = fragment_segments(plan, p, outer)
-        inputs = arrays["theta"], arrays["momentum"], given, segments
-        return merge_fragment(*inputs, lr=outer.lr, momentum_factor=outer.momentum).theta
+        inputs = arrays["theta"], arrays["state"], given, segments
+        return merge_fragment(*inputs, outer=outer).theta
 
     all_three = merged(arrays["shares"])
     rest = merged([each for each in arrays["shares"] if not each[0].startswith(LEFT_OUT)])

@@ -380,11 +380,11 @@ CHOICES = {
 
 def test_the_id_changes_with_any_field():
     """No two different jobs have one id; ``syncers`` has but one value, ``keys`` is the host's, and
-    ``tape.keep`` and ``outer.preset`` want other keys, too."""
+    ``tape.keep`` and some of ``[outer]`` want other keys, too."""
     plain = job_from(tomllib.loads(FULL), "").as_plain()
     ids = {job_from(plain, "").id}
     left_out = {("job", "syncers"), ("transport", "keys"), ("tape", "keep")}
-    left_out.add(("outer", "preset"))
+    left_out |= {("outer", key) for key in ("preset", "optimizer", "b1", "b2", "eps")}
     paths = [path for path in leaves_of(plain) if path not in left_out]
 
     for path in paths:
@@ -475,7 +475,7 @@ def test_a_preset_of_the_outer_step_is_taken_by_name(name):
     is refused with a line that names it."""
     plain = {"job": {"task": "tests.tasks:regression"}, "outer": {"preset": name}}
     job = job_from(plain, "job.toml")
-    assert {"lr": job.outer.lr, "momentum": job.outer.momentum} == PRESETS[name]
+    assert PRESETS[name] == {key: getattr(job.outer, key) for key in PRESETS[name]}
     again = job_from({**plain, "outer": {"preset": name, **PRESETS[name]}}, "job.toml")
     assert again == job
     with pytest.raises(ConfigError, match=r"job.toml: outer.momentum: 0.5, and outer.preset"):
@@ -489,3 +489,34 @@ def test_the_default_outer_step_is_that_of_the_examples():
         table = tomllib.loads(file.read_text()).get("outer", {})
         assert table.get("lr", outer.lr) == outer.lr, file
         assert table.get("momentum", outer.momentum) == outer.momentum, file
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "own"),
+    [("nesterov", 0.7, {"momentum"}), ("sgd", 1.0, set()), ("adam", 0.01, {"b1", "b2", "eps"})],
+)
+def test_an_outer_optimizer_has_its_own_settings(optimizer, lr, own):
+    """Its learning rate where none is set; a setting that only another one has is refused."""
+    plain = {"job": {"task": "tests.tasks:regression"}}
+    job = job_from({**plain, "outer": {"optimizer": optimizer}}, "job.toml")
+    assert lr == job.outer.lr
+    assert job == job_from(job.as_plain(), "job.toml"), "a resolved job is read again"
+    given = job_from({**plain, "outer": {"optimizer": optimizer, "lr": 0.3}}, "job.toml")
+    assert given.outer.lr == 0.3
+    for name in ("momentum", "b1", "b2", "eps"):
+        outer = {"outer": {"optimizer": optimizer, name: 0.5}}
+        if name in own:
+            assert job.id != job_from({**plain, **outer}, "job.toml").id
+            continue
+        said = f'job.toml: outer.{name}: 0.5, and outer.optimizer = "{optimizer}" has none; leave'
+        with pytest.raises(ConfigError, match=said):
+            job_from({**plain, **outer}, "job.toml")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_says_which_outer_optimizer(name):
+    """The publications that presets are named for took Nesterov steps."""
+    plain = {"job": {"task": "x"}, "outer": {"preset": name, "optimizer": "adam"}}
+    said = f'outer.optimizer: adam, and outer.preset = "{name}" means nesterov'
+    with pytest.raises(ConfigError, match=said):
+        job_from(plain, "job.toml")

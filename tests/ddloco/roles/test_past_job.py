@@ -10,6 +10,7 @@ import trio
 
 from ddloco.job.config import job_from
 from ddloco.job.protocol.events import Kept
+from ddloco.machines.outer.optimizers.table import zero_state
 from ddloco.roles.job_program import program_of
 from ddloco.roles.past_job import past_end
 from ddloco.stage.actors.effects import Finish
@@ -32,8 +33,9 @@ def folder(tmp_path):
     (tmp_path / KEPT / "syncer").mkdir(parents=True)
     kept = FragmentFolder(tmp_path / KEPT / "syncer", job.id)
     for p, version in enumerate((34, 36)):
-        digest = digest_of(ones, ones)
-        kept.put(StoredFragment(Kept(p, version, {}, {}, digest), ones, ones))
+        state = zero_state(job.outer, ones)
+        digest = digest_of(ones, state)
+        kept.put(StoredFragment(Kept(p, version, {}, {}, digest), ones, state))
     return tmp_path
 
 

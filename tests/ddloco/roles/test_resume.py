@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ddloco.job.config import job_from
+from ddloco.job.config import Outer, job_from
 from ddloco.job.protocol.effects import CopyState, RunStep
 from ddloco.job.protocol.events import Recovered, Started, StepFinished
 from ddloco.job.protocol.fragment_plan import Leaf, make_plan
 from ddloco.job.protocol.messages import GlobalFragment
 from ddloco.machines.learner.machine import Learner
+from ddloco.machines.outer.optimizers.optimizer import STEPS, state_digest
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.roles.job_program import program_of
 from ddloco.roles.resume import (
@@ -37,7 +38,7 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.node import sink_of
 from ddloco.workers import rpc
 from ddloco.workers.process import WorkerRequestError
-from ddloco.workers.snapshot_work import LAST, STATE, leaf_tensors
+from ddloco.workers.snapshot_work import LAST, STATE, leaf_tensors, state_tensors
 from snapshot import Entry, Part, SnapshotError, Store, write_state
 from transport import BULK, MessageArrived, Payload, describe
 
@@ -130,25 +131,31 @@ def test_a_payload_comes_back_to_the_byte():
 def test_arrays_come_back_as_they_were_held(arrays):
     """Host copies in shared memory, payloads, and fragments in one piece."""
     data = np.arange(16, dtype=np.uint8)
-    host = stored_from({STATE: data}, PLAN, "host/4", arrays)
+    host = stored_from({STATE: data}, PLAN, "host/4", arrays, Outer())
     assert isinstance(host, HostCopy)
     assert data.tolist() == host.region.data.tolist()
     flat = np.arange(10, dtype=np.float32)
-    theta = stored_from(leaf_tensors(PLAN, "theta/0/3", flat), PLAN, "theta/0/3", arrays)
+    theta = stored_from(leaf_tensors(PLAN, "theta/0/3", flat), PLAN, "theta/0/3", arrays, Outer())
     assert flat.tobytes() == theta.tobytes()
-    assert isinstance(stored_from(payload_tensors(payload()), PLAN, "in/9", arrays), Payload)
+    assert isinstance(
+        stored_from(payload_tensors(payload()), PLAN, "in/9", arrays, Outer()), Payload
+    )
 
 
 @pytest.mark.parametrize("names", [("0/w", "1/w"), ("0000/a", "0001/b"), (STATE,), ("parameters",)])
-@pytest.mark.parametrize("handle", ["theta/0/3", "momentum/0/3", "error/0/7"])
+@pytest.mark.parametrize("handle", ["theta/0/3", "error/0/7"])
 def test_any_name_of_a_tensor_comes_back(arrays, names, handle):
     """What an array is stands in its handle: a list of layers has names like those of payloads,
     and one tensor may be named like a worker's state."""
     leaves = tuple(Leaf(name, (4,), "float32") for name in names)
     plan = make_plan(leaves, fragments=1, interval=1, strategy="balanced")
     flat = np.arange(4 * len(names), dtype=np.float32)
-    back = stored_from(leaf_tensors(plan, handle, flat), plan, handle, arrays)
+    back = stored_from(leaf_tensors(plan, handle, flat), plan, handle, arrays, Outer())
     assert back.tobytes() == flat.tobytes()
+    state = {"mean": flat, "variance": flat + 1, STEPS: np.array([3])}
+    adam, handle = Outer(optimizer="adam"), "outer/0/3"
+    again = stored_from(state_tensors(plan, handle, state), plan, handle, arrays, adam)
+    assert state_digest(state) == state_digest(again)
 
 
 @pytest.mark.parametrize(
@@ -157,22 +164,30 @@ def test_any_name_of_a_tensor_comes_back(arrays, names, handle):
         ("theta", "its fragment is '', of 1"),
         ("theta/x/3", "its fragment is 'x', of 1"),
         ("theta/1/3", "its fragment is '1', of 1"),
-        ("momentum/-1/3", "its fragment is '-1', of 1"),
+        ("outer/-1/3", "its fragment is '-1', of 1"),
         ("error/" + "9" * 5000, "its fragment is '999999999', of 1"),
         ("host/4/7", "its fragment is '7', of 1"),
         ("theta/0/3", "it lacks the tensor 'b'"),
+        ("outer/0/3", "it lacks the tensor 'momentum/b'"),
+        ("outer/0/4", "its steps are no count"),
+        ("outer/0/5", "its steps are no count"),
         ("own", "it lacks the tensor 'parameters and optimizer'"),
     ],
     ids=lambda each: each[:12],
 )
 def test_an_array_that_is_of_no_fragment_is_one_line(arrays, handle, said):
     """A manifest may name anything; the line names the array, and no more of it than fits."""
-    tensors = {"w": np.zeros(6, np.float32)}
+    tensors = {"w": np.zeros(6, np.float32), STEPS: np.zeros(1, np.int64)}
+    if handle in {"outer/0/4", "outer/0/5"}:
+        whole = {"momentum": np.zeros(10, np.float32), STEPS: np.full(1, -1, np.int64)}
+        tensors = state_tensors(PLAN, handle, whole)
+    if handle == "outer/0/5":
+        tensors[STEPS] = np.zeros(2, np.int64)
     if handle.startswith("host"):
         tensors = {STATE: np.zeros(8, np.uint8)}
     said = said.replace("parameters and optimizer", STATE)
     with pytest.raises(WorkerRequestError, match=re.escape(said)) as error:
-        stored_from(tensors, PLAN, handle, arrays)
+        stored_from(tensors, PLAN, handle, arrays, Outer())
     assert len(str(error.value)) < 200
     assert handle[:80] in str(error.value)
 

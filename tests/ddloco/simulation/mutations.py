@@ -729,21 +729,21 @@ def the_first_merge_is_kept_and_not_the_newest(patch):
 
 
 @bug("optimizer-with-params", 0)
-def momentum_is_forgotten(patch):
+def an_outer_state_is_forgotten(patch):
     def close(old, self, sync, shared):
         effects = old(self, sync, shared)
-        return [replace(e, momentum="") if hasattr(e, "momentum") else e for e in effects]
+        return [replace(e, state="") if hasattr(e, "shares") else e for e in effects]
 
     wrap(patch, Rounds, "_close", close)
 
 
 @bug("optimizer-with-params", 23)
-def an_older_momentum_is_kept(patch):
+def an_older_outer_state_is_kept(patch):
     def settle(old, self, result):
         before = dict(self._fragment_memory.kept)
         old(self, result)
-        for p, (kept, theta, momentum) in self._fragment_memory.kept.items():
-            older = before[p][2] if p in before else momentum
+        for p, (kept, theta, state) in self._fragment_memory.kept.items():
+            older = before[p][2] if p in before else state
             self._fragment_memory.kept[p] = (kept, theta, older)
 
     wrap(patch, SimulatedWork, "settle", settle)
@@ -775,7 +775,7 @@ def kernel_step(patch, step):
         scale, lr, mu = rates
         out[0][:], out[1][:] = step(theta, momentum, out[0] * np.float32(scale), lr, mu)
 
-    patch.setattr(NumpyKernel, "step", write)
+    patch.setattr(NumpyKernel, "nesterov", write)
 
 
 @bug("model-oracle", 0)
@@ -797,18 +797,18 @@ def the_outer_step_climbs(patch):
 
 @bug("token-conservation", 0)
 def the_last_contribution_is_left_out(patch):
-    def merge(old, theta, momentum, contributions, *arguments, **more):
+    def merge(old, theta, state, contributions, *arguments, **more):
         some = contributions[: max(len(contributions) - 1, 1)]
-        return old(theta, momentum, some, *arguments, **more)
+        return old(theta, state, some, *arguments, **more)
 
     wrap(patch, simulated_work, "merge_fragment", merge)
 
 
 @bug("token-conservation", 6)
 def a_contribution_with_a_nan_is_refused_with_the_next(patch):
-    def merge(old, theta, momentum, contributions, *arguments, **more):
+    def merge(old, theta, state, contributions, *arguments, **more):
         bad = any(not np.isfinite(c.buffer.view(np.float32)).all() for c in contributions)
-        return old(theta, momentum, contributions[:1] if bad else contributions, *arguments, **more)
+        return old(theta, state, contributions[:1] if bad else contributions, *arguments, **more)
 
     wrap(patch, simulated_work, "merge_fragment", merge)
 
@@ -842,7 +842,7 @@ def norms_are_not_looked_at(patch):
     ])  # fmt: skip
 
 
-@bug("wrong-refused", 9, deluded("bit"))
+@bug("wrong-refused", 80, deluded("bit"))
 def a_learner_believed_once_is_believed_for_ever(patch):
     after(patch, OutlierHistory, "norm", lambda self, usual: usual and 1e9)
     patch.setattr(outlier_test, "MAJORITY", 99)

@@ -143,11 +143,11 @@ def a_worker_is_written_before_its_step_is_done(patch):
 
 
 @bug("optimizer-with-params", 1)
-def momentum_is_that_of_the_merge_before(patch):
+def an_outer_state_is_that_of_the_merge_before(patch):
     def write(old, self, part):
         held = {
             handle: changed(content, what=(content.what[0], content.what[1] - 1, 0, 0))
-            if handle.startswith("momentum") else content
+            if handle.startswith("outer") else content
             for handle, content in part.contents.items()
         }  # fmt: skip
         return old(self, changed(part, contents=held))

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 from msgspec.structs import replace
 
+from ddloco.job.config import Outer
 from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
 from ddloco.machines.outer.merge_rules.table import MERGE_RULES
+from ddloco.machines.outer.optimizers.optimizer import STEPS
 from ddloco.replayer.invariants.base import Violation
 from ddloco.simulation.merge_oracle import REFERENCES, average, median, radial
 from ddloco.workers.simulated import work
@@ -75,6 +77,8 @@ def test_it_agrees_with_the_kernel(data, weights, rule):
     floats = st.integers(-512, 512).map(lambda n: n / 64)
     draw = lambda: data.draw(nps.arrays(np.float32, N, elements=floats))  # noqa: E731
     theta, momentum = draw(), draw()
+    state = {"momentum": momentum, STEPS: np.array([4])}
+    outer = Outer(lr=0.7, momentum=0.9)
     params = [draw() for _ in weights]
     moves = theta.astype(np.float64) - np.array(params, np.float64)
     given_ = [
@@ -82,14 +86,14 @@ def test_it_agrees_with_the_kernel(data, weights, rule):
         for i, (w, p) in enumerate(zip(weights, params, strict=True))
     ]
     segments = (Segment(0, N, rule, "float32", 0),)
-    done = merge_fragment(theta, momentum, given_, segments, lr=0.7, momentum_factor=0.9)
+    done = merge_fragment(theta, state, given_, segments, outer=outer)
 
     units = moves / np.maximum(np.linalg.norm(moves, axis=1), 1e-30)[:, None]
     if 1e-7 < np.linalg.norm(average(units, np.array(weights))) < 1e-4:
         return  # So near to having no direction that float32 decides.
     delta = REFERENCES[rule](moves, np.array(weights))
     velocity = 0.9 * momentum.astype(np.float64) + delta
-    np.testing.assert_allclose(done.momentum, velocity, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(done.state["momentum"], velocity, rtol=1e-3, atol=1e-3)
     stepped = theta - 0.7 * (delta + 0.9 * velocity)
     np.testing.assert_allclose(done.theta, stepped, rtol=1e-3, atol=1e-3)
 
@@ -132,11 +136,17 @@ def test_every_rule_has_a_reference():
     assert list(REFERENCES) == list(MERGE_RULES)
 
 
+def changed_state(merged, name, factor):
+    """A result with one array of the state multiplied."""
+    return merged._replace(state={**merged.state, name: merged.state[name] * factor})
+
+
 @pytest.mark.parametrize(
     ("what", "change"),
     [
         ("theta", lambda merged: merged._replace(theta=merged.theta + np.float32(0.01))),
-        ("momentum", lambda merged: merged._replace(momentum=merged.momentum * np.float32(1.01))),
+        ("momentum", lambda merged: changed_state(merged, "momentum", np.float32(1.01))),
+        ("steps", lambda merged: changed_state(merged, "steps", 2)),
         ("fates", lambda merged: merged._replace(accepted=merged.accepted[:1])),
         ("finite", lambda merged: merged._replace(theta=merged.theta * np.float32(np.nan))),
     ],

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ddloco.job.config import Compress
+from ddloco.job.config import Compress, Outer
 from ddloco.job.protocol.effects import Differences, EncodeFragment, MergeFragment, Share
 from ddloco.job.protocol.fragment_plan import Leaf
-from ddloco.machines.outer.merge import merge_fragment
+from ddloco.machines.outer.merge import REPLACING, merge_fragment
+from ddloco.machines.outer.optimizers.table import zero_state
 from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
 from ddloco.stage.arrays.shared_memory import Region
 from ddloco.workers.compression import FragmentCompression
@@ -159,7 +160,8 @@ def rounds_of(make_job, leaves, count, *, merge="average", momentum=0.0, restart
     layouts, arrays = Layouts(job.plan(leaves), job.outer), ArrayTable()
     syncer = FragmentCompression(job, "syncer", layouts, arrays)
     size = layouts.segments(0)[-1].stop
-    theta, velocity = np.ones(size, np.float32), np.zeros(size, np.float32)
+    theta, outer = np.ones(size, np.float32), Outer(lr=1.0, momentum=momentum)
+    state = zero_state(outer, theta)
     step, rng = 2.0**-7, np.random.default_rng(0)  # The distance of bfloat16 numbers above 1.
     held, known = layouts.sent(0, theta), False
     for t in range(1, count + 1):
@@ -188,10 +190,7 @@ def rounds_of(make_job, leaves, count, *, merge="average", momentum=0.0, restart
         )
         contributions, segments, anchor = syncer.merged(work, theta)
         result = merge_fragment(
-            *(theta, velocity, contributions, segments),
-            lr=1.0,
-            momentum_factor=momentum,
-            anchor=anchor,
+            *(theta, state, contributions, segments), outer=outer, anchor=anchor
         )
         assert not result.refused
         if down:
@@ -199,7 +198,7 @@ def rounds_of(make_job, leaves, count, *, merge="average", momentum=0.0, restart
             known = True
         else:
             held = layouts.sent(0, result.theta)
-        theta, velocity = result.theta, result.momentum
+        theta, state = result.theta, result.state
         for handle in arrays.handles():
             arrays.free(handle)
     return [(theta[s.start : s.stop] - 1).mean() / step for s in layouts.segments(0)]
@@ -245,9 +244,8 @@ def test_a_difference_that_went_down_is_no_part_of_the_next_merge(make_job):
     )  # fmt: skip
     contributions, segments, anchor = side.compression.merged(work, theta)
     result = merge_fragment(
-        *(theta, np.zeros_like(theta), contributions, segments),
-        lr=1.0,
-        momentum_factor=0.0,
+        *(theta, zero_state(REPLACING, theta), contributions, segments),
+        outer=REPLACING,
         anchor=anchor,
     )
     assert result.theta.tobytes() == theta.tobytes()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ddloco.job.protocol.events import Kept
+from ddloco.machines.outer.optimizers.optimizer import STEPS, state_digest
 from ddloco.workers.fragment_store import (
     FragmentFolder,
     FragmentHistory,
@@ -21,16 +22,14 @@ JOB = "small-1234"
 
 def found(fragment=0, version=8, start=0.0):
     theta = np.arange(5, dtype=np.float32) + np.float32(start)
-    momentum = theta * np.float32(0.5)
+    state = {"momentum": theta * np.float32(0.5), STEPS: np.array([7])}
     spent = {"learner-1.2": 4, "learner-0.1": 8}
-    return StoredFragment(
-        Kept(fragment, version, spent, {}, digest_of(theta, momentum)), theta, momentum
-    )
+    return StoredFragment(Kept(fragment, version, spent, {}, digest_of(theta, state)), theta, state)
 
 
 def same(one, other):
-    arrays = ((one.theta, other.theta), (one.momentum, other.momentum))
-    return one.kept == other.kept and all(a.tobytes() == b.tobytes() for a, b in arrays)
+    alike = state_digest(one.state) == state_digest(other.state)
+    return one.kept == other.kept and one.theta.tobytes() == other.theta.tobytes() and alike
 
 
 def test_the_newest_of_each_fragment_is_found(tmp_path):

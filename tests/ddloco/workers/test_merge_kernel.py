@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddloco.job.config import Outer
 from ddloco.machines.outer.block_kernel import LANES, NumpyKernel
 from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.machines.outer.optimizers.optimizer import STEPS, state_digest
 from ddloco.workers import merge_kernel as module
 from ddloco.workers.merge_kernel import CompiledKernel, merge_kernel
 
@@ -60,7 +62,7 @@ def test_compiled_arithmetic_has_numpys_bits(size, learners, dtype, scale, bad, 
             squares = kernel.change_squares(theta, raws)
             square = kernel.weighted_change(theta, raws, factors, out)
             direction = out.copy()
-            kernel.step(theta, momentum, (1.7, 0.7, 0.9), (out, momentum_out))
+            kernel.nesterov(theta, momentum, (1.7, 0.7, 0.9), (out, momentum_out))
         arrays = [np.array(squares), np.array([square]), direction, out, momentum_out]
         found.append([without_payload(each) for each in arrays])
     assert found[0] == found[1]
@@ -87,26 +89,22 @@ def test_a_whole_merge_has_numpys_bits(compiled):
             Contribution(str(n), 1.0 + n, as_wire(each, dtype).view(np.uint8))
             for n, each in enumerate(values)
         ]
+        state = {"momentum": 0.1 * theta, STEPS: np.array([3])}
         results = [
-            merge_fragment(
-                *(theta, 0.1 * theta, contributions, segments),
-                lr=0.7,
-                momentum_factor=0.9,
-                kernel=kernel,
-            )
+            merge_fragment(*(theta, state, contributions, segments), outer=Outer(), kernel=kernel)
             for kernel in (compiled, NumpyKernel())
         ]
-        one, other = ([r.theta.tobytes(), r.momentum.tobytes(), r.norms] for r in results)
+        one, other = ([r.theta.tobytes(), state_digest(r.state), r.norms] for r in results)
         assert one == other
 
 
 def test_a_library_with_other_bits_is_not_used(compiled, monkeypatch):
     """Nor is one that is not there: merges are then numpy's."""
     merge_kernel.cache_clear()
-    step = CompiledKernel.step
+    step = CompiledKernel.nesterov
     monkeypatch.setattr(
         CompiledKernel,
-        "step",
+        "nesterov",
         lambda self, theta, b, rates, out: step(self, theta, b, (rates[0], 0.71, rates[2]), out),
     )
     assert isinstance(merge_kernel(), NumpyKernel)

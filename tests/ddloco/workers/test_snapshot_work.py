@@ -5,6 +5,7 @@ import pytest
 import trio
 
 from ddloco.job.protocol.fragment_plan import Leaf, make_plan
+from ddloco.machines.outer.optimizers.optimizer import STEPS
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot
 from ddloco.stage.actors.events import WorkFailed
 from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
@@ -92,13 +93,16 @@ def payload():
 
 def test_a_state_is_what_was_frozen_and_what_it_held(harness):
     """Global fragments leaf by leaf, by name; what is made from them again is left out."""
-    for handle in ("theta/0/3", "momentum/0/3", "wire/0/3"):
+    for handle in ("theta/0/3", "wire/0/3"):
         harness.arrays.put(handle, FLAT)
-    done, found = harness.state("momentum/0/3", "theta/0/3", "wire/0/3")
+    harness.arrays.put("outer/0/3", {"mean": FLAT, STEPS: np.array([3])})
+    done, found = harness.state("outer/0/3", "theta/0/3", "wire/0/3")
     assert (-1, "") == (done.work, done.failed)
-    arrays = {("array", "momentum/0/3"), ("array", "theta/0/3")}
+    arrays = {("array", "outer/0/3"), ("array", "theta/0/3")}
     assert {("state", FROZEN), *arrays} == set(found)
     assert b"frozen" == bytes(harness.store.read_bytes(found["state", FROZEN]))
+    state = harness.store.read_tensors(found["array", "outer/0/3"])
+    assert {"mean/w": (2, 3), "mean/b": (4,), STEPS: (1,)} == {n: a.shape for n, a in state.items()}
     read = harness.store.read_tensors(found["array", "theta/0/3"])
     assert {"w": (2, 3), "b": (4,)} == {name: each.shape for name, each in read.items()}
     laid = [read[leaf.name].reshape(-1) for leaf in PLAN.fragments[0]]

@@ -13,8 +13,16 @@ from ddloco.job.config import Outer
 from ddloco.job.protocol.fragment_plan import Leaf, make_plan
 from ddloco.machines.outer import merge
 from ddloco.machines.outer.block_kernel import NUMPY, NumpyKernel
-from ddloco.machines.outer.merge import Contribution, Segment, fragment_segments, merge_fragment
+from ddloco.machines.outer.merge import (
+    REPLACING,
+    Contribution,
+    Segment,
+    fragment_segments,
+    merge_fragment,
+)
 from ddloco.machines.outer.merge_rules.table import MERGE_RULES
+from ddloco.machines.outer.optimizers.optimizer import STEPS, state_digest
+from ddloco.machines.outer.optimizers.table import OPTIMIZERS, zero_state
 from ddloco.machines.outer.weights import merge_weight
 from ddloco.workers.merge_kernel import merge_kernel
 from transport import DTYPES, Pieces
@@ -26,8 +34,16 @@ SIZE = sum(SIZES)
 def nesterov(theta, momentum, delta, lr, mu):
     """Theta and momentum after one step."""
     out = (delta.copy(), np.empty_like(theta))
-    NumpyKernel().step(theta, momentum, (1.0, lr, mu), out)
+    NumpyKernel().nesterov(theta, momentum, (1.0, lr, mu), out)
     return out
+
+
+def kept(momentum, steps=0):
+    """The state of Nesterov steps."""
+    return {"momentum": momentum, STEPS: np.array([steps])}
+
+
+NESTEROV = Outer(lr=0.7, momentum=0.9)
 
 
 def segments_of(sizes=SIZES, dtypes=("float32",) * 3, rules=("rda",) * 3):
@@ -60,17 +76,16 @@ def unpacked(buffer, segments):
     return np.concatenate(parts)
 
 
-def merged(theta, values, weights=None, segments=None, *, lr=1.0, momentum_factor=0.0, **options):
-    """Merge learners a, b, ... with these values; momentum starts at zero."""
+def merged(theta, values, weights=None, segments=None, *, outer=REPLACING, **options):
+    """Merge learners a, b, ... with these values; the state starts at zero."""
     segments = segments or segments_of()
     weights = weights or [1.0] * len(values)
     contributions = [
         Contribution(chr(97 + i), w, packed(v, segments))
         for i, (v, w) in enumerate(zip(values, weights, strict=True))
     ]
-    momentum = np.zeros_like(theta)
-    rates = {"lr": lr, "momentum_factor": momentum_factor}
-    return merge_fragment(theta, momentum, contributions, segments, **rates, **options)
+    state = zero_state(outer, theta)
+    return merge_fragment(theta, state, contributions, segments, outer=outer, **options)
 
 
 def oracle(theta, momentum, changes, weights, segments, *, lr, mu):
@@ -152,13 +167,13 @@ def test_order_of_arrival_does_not_matter(order):
     values, momentum = normal(1, 5, SIZE), normal(2, SIZE)
     names = ["b", "a", "é", "z", "A"]
     contributions = [Contribution(names[i], i + 1.0, packed(values[i], segments)) for i in range(5)]
-    rates = {"lr": 0.7, "momentum_factor": 0.9}
+    state, shuffled = kept(momentum), [contributions[i] for i in order]
 
-    first = merge_fragment(theta, momentum, contributions, segments, **rates)
-    again = merge_fragment(theta, momentum, [contributions[i] for i in order], segments, **rates)
+    first = merge_fragment(theta, state, contributions, segments, outer=NESTEROV)
+    again = merge_fragment(theta, state, shuffled, segments, outer=NESTEROV)
 
     assert first.theta.tobytes() == again.theta.tobytes()
-    assert first.momentum.tobytes() == again.momentum.tobytes()
+    assert state_digest(first.state) == state_digest(again.state)
     assert first[2:] == again[2:]
     assert again.accepted == ("A", "a", "b", "z", "é")
 
@@ -224,9 +239,9 @@ def test_a_change_beyond_float32_is_refused_for_what_it_is():
     contributions[2].buffer[segments[1].offset : segments[1].offset + 8] = np.array([1e300]).view(
         "u1"
     )
-    momentum = np.zeros_like(theta)
+    state = zero_state(REPLACING, theta)
 
-    result = merge_fragment(theta, momentum, contributions, segments, lr=1.0, momentum_factor=0.0)
+    result = merge_fragment(theta, state, contributions, segments, outer=REPLACING)
 
     said = "the change is beyond float32"
     assert result.refused == (("a", f"tensor 0: {said}"), ("c", f"tensor 1: {said}"))
@@ -268,9 +283,9 @@ def test_unreadable_contributions_are_refused():
         Contribution("table", 1.0, good.reshape(1, -1)),
         Contribution("good", 2.0, good),
     ]
-    rates = {"lr": 1.0, "momentum_factor": 0.0}
+    state = zero_state(REPLACING, theta)
 
-    result = merge_fragment(theta, np.zeros_like(theta), contributions, segments, **rates)
+    result = merge_fragment(theta, state, contributions, segments, outer=REPLACING)
 
     assert result.accepted == ("good",)
     needed = segments[-1].offset + 4 * SIZES[-1]
@@ -282,7 +297,7 @@ def test_unreadable_contributions_are_refused():
     )
     assert result.refused == said
     with pytest.raises(ValueError, match="two contributions are named 'good'"):
-        merge_fragment(theta, np.zeros_like(theta), contributions[3:] * 2, segments, **rates)
+        merge_fragment(theta, state, contributions[3:] * 2, segments, outer=REPLACING)
 
 
 def test_without_weight_nothing_happens():
@@ -292,14 +307,13 @@ def test_without_weight_nothing_happens():
     broken = Contribution("broken", 1.0, packed(normal(3, SIZE) * np.nan, segments))
 
     for contributions in ([], [idle], [broken], [idle, broken]):
-        result = merge_fragment(
-            theta, momentum, contributions, segments, lr=1.0, momentum_factor=0.9
-        )
+        result = merge_fragment(theta, kept(momentum, 3), contributions, segments, outer=NESTEROV)
 
         np.testing.assert_array_equal(theta, result.theta)
-        np.testing.assert_array_equal(momentum, result.momentum)
+        np.testing.assert_array_equal(momentum, result.state["momentum"])
+        assert [3] == result.state[STEPS]
         assert not np.shares_memory(theta, result.theta)
-        assert not np.shares_memory(momentum, result.momentum)
+        assert not np.shares_memory(momentum, result.state["momentum"])
         assert (result.accepted, result.weights, result.norms) == ((), (), ())
 
 
@@ -341,16 +355,14 @@ def test_contributions_in_pieces_merge_to_the_same_bits(kernel, monkeypatch):
 
     def merged(buffers):
         contributions = [Contribution(f"l{i}", 1.0 + i, each) for i, each in enumerate(buffers)]
-        rates = {"lr": 0.7, "momentum_factor": 0.9}
-        return merge_fragment(
-            theta, np.ones_like(theta), contributions, segments, kernel=kernel, **rates
-        )
+        state = kept(np.ones_like(theta))
+        return merge_fragment(theta, state, contributions, segments, kernel=kernel, outer=NESTEROV)
 
     whole = merged(packs)
     for cut in cuts:
         found = merged([Pieces(np.split(each, cut)) for each in packs])
         assert found.theta.tobytes() == whole.theta.tobytes()
-        assert found.momentum.tobytes() == whole.momentum.tobytes()
+        assert state_digest(found.state) == state_digest(whole.state)
         assert (found.accepted, found.norms) == (whole.accepted, whole.norms)
 
 
@@ -372,11 +384,11 @@ def test_equals_a_plain_float64_oracle(dtypes, rules, weights, last):
         Contribution(str(i), w, b) for i, (w, b) in enumerate(zip(weights, buffers, strict=True))
     ]
 
-    result = merge_fragment(theta, momentum, named, segments, lr=0.7, momentum_factor=0.9)
+    result = merge_fragment(theta, kept(momentum), named, segments, outer=NESTEROV)
 
     expected = oracle(theta, momentum, changes, weights, segments, lr=0.7, mu=0.9)
     np.testing.assert_allclose(result.theta, expected[0], rtol=1e-4, atol=2e-5)
-    np.testing.assert_allclose(result.momentum, expected[1], rtol=1e-4, atol=2e-5)
+    np.testing.assert_allclose(result.state["momentum"], expected[1], rtol=1e-4, atol=2e-5)
     np.testing.assert_allclose(result.norms, [np.linalg.norm(c) for c in changes], rtol=1e-4)
 
 
@@ -402,11 +414,12 @@ def test_a_merge_is_the_direction_and_then_nesterov():
     segments = segments_of()
     one = [Contribution("a", 5.0, packed(value, segments))]
 
-    result = merge_fragment(theta, momentum, one, segments, lr=0.7, momentum_factor=0.9)
+    result = merge_fragment(theta, kept(momentum, 1), one, segments, outer=NESTEROV)
 
     expected = nesterov(theta, momentum, theta - value, 0.7, 0.9)
     np.testing.assert_array_equal(result.theta, expected[0])
-    np.testing.assert_array_equal(result.momentum, expected[1])
+    np.testing.assert_array_equal(result.state["momentum"], expected[1])
+    assert [2] == result.state[STEPS]
 
 
 def test_inputs_are_left_alone():
@@ -416,7 +429,7 @@ def test_inputs_are_left_alone():
     for array in (theta, momentum, *(c.buffer for c in contributions)):
         array.flags.writeable = False
 
-    result = merge_fragment(theta, momentum, contributions, segments, lr=0.7, momentum_factor=0.9)
+    result = merge_fragment(theta, kept(momentum), contributions, segments, outer=NESTEROV)
 
     assert result.theta.flags.writeable
     nesterov(theta, momentum, theta, 0.7, 0.9)
@@ -436,7 +449,7 @@ def test_segments_follow_the_plan():
 
 
 def test_what_learners_hold_takes_the_place_of_what_was_lost():
-    """Their average by weight, whatever theta was, without momentum; NaN is refused."""
+    """Their average by weight, whatever theta was; the state restarts; NaN is refused."""
     theta = np.full(4, 100.0, np.float32)
     segments = (Segment(0, 4, rule="rda", dtype="float32", offset=0),)
     held = {"a": np.full(4, 1.0), "b": np.full(4, 3.0), "c": np.full(4, np.nan)}
@@ -445,10 +458,10 @@ def test_what_learners_hold_takes_the_place_of_what_was_lost():
         for (name, values), weight in zip(held.items(), (1.0, 3.0, 1.0), strict=True)
     ]
     found = merge_fragment(
-        theta, theta, contributions, segments, lr=0.7, momentum_factor=0.9, adopt=True
+        theta, kept(theta, 5), contributions, segments, outer=NESTEROV, adopt=True
     )
     assert np.allclose(found.theta, 2.5, atol=1e-4)
-    assert not found.momentum.any()
+    assert state_digest(zero_state(NESTEROV, theta)) == state_digest(found.state)
     assert (("a", "b"), ["c"]) == (found.accepted, [name for name, _ in found.refused])
 
 
@@ -468,23 +481,23 @@ def test_a_state_becomes_the_plain_average():
         Contribution(name, weight, packed(value, segments))
         for name, weight, value in zip("abc", weights, values, strict=True)
     ]
-    rates = {"lr": 0.7, "momentum_factor": 0.9}
-    plain = merge_fragment(theta, momentum, parts, segments, **rates)
-    found = merge_fragment(theta, momentum, parts, stated, **rates)
+    plain = merge_fragment(theta, kept(momentum), parts, segments, outer=NESTEROV)
+    found = merge_fragment(theta, kept(momentum), parts, stated, outer=NESTEROV)
     mean = np.average([value[state] for value in values], axis=0, weights=weights)
 
     assert np.allclose(mean, found.theta[state], rtol=1e-5, atol=1e-3)
-    assert not found.momentum[state].any()
+    assert not found.state["momentum"][state].any()
     assert np.array_equal(plain.theta[rest], found.theta[rest])
-    assert np.array_equal(plain.momentum[rest], found.momentum[rest])
+    assert np.array_equal(plain.state["momentum"][rest], found.state["momentum"][rest])
     assert [float(np.linalg.norm((theta - each)[rest])) for each in values] == pytest.approx(
         found.norms, rel=1e-4
     )
     assert min(plain.norms) > 100 * max(found.norms)
 
 
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 @pytest.mark.parametrize("rule", list(MERGE_RULES))
-def test_every_rule_gives_one_result_for_one_set(rule):
+def test_every_rule_gives_one_result_for_one_set(rule, optimizer):
     """Whatever the order of contributions, the kernel and the threads, over several blocks."""
     sizes = (700_001, 5, 300)
     segments = segments_of(sizes, ("float32", "bfloat16", "float16"), (rule,) * 3)
@@ -493,24 +506,27 @@ def test_every_rule_gives_one_result_for_one_set(rule):
     for value in values[1:3]:
         value[::7] = theta[::7]  # Changes of zero, with either sign.
     weights = [1.0, 2.0, 0.0, 4.0]
-    whole = merged(theta, values, weights, segments)
+    outer = Outer(optimizer=optimizer, lr=0.7)
+    whole = merged(theta, values, weights, segments, outer=outer)
     with ThreadPoolExecutor(3) as pool:
-        others = [merged(theta, values, weights, segments, map_chunks=pool.map)]
-    others.append(merged(theta, values, weights, segments, kernel=merge_kernel()))
+        others = [merged(theta, values, weights, segments, outer=outer, map_chunks=pool.map)]
+    compiled = merge_kernel()
+    others.append(merged(theta, values, weights, segments, outer=outer, kernel=compiled))
     parts = [Contribution("abcd"[n], weights[n], packed(values[n], segments)) for n in (3, 1, 0, 2)]
-    zeros = np.zeros_like(theta)
-    others.append(merge_fragment(theta, zeros, parts, segments, lr=1.0, momentum_factor=0.0))
+    zeros = zero_state(outer, theta)
+    others.append(merge_fragment(theta, zeros, parts, segments, outer=outer))
     for other in others:
         assert whole.theta.tobytes() == other.theta.tobytes()
-        assert whole.momentum.tobytes() == other.momentum.tobytes()
+        assert state_digest(whole.state) == state_digest(other.state)
 
 
 @pytest.mark.parametrize("rule", list(MERGE_RULES))
 def test_one_contribution_is_its_own_merge(rule):
     """By every rule, without rounding."""
     theta, value = normal(0, SIZE), normal(1, 1, SIZE)
-    found = merged(theta, value, segments=segments_of(rules=(rule,) * 3))
-    assert found.momentum.tobytes() == (theta - value[0]).tobytes()
+    segments = segments_of(rules=(rule,) * 3)
+    found = merged(theta, value, segments=segments, outer=Outer(lr=1.0, momentum=0.0))
+    assert found.state["momentum"].tobytes() == (theta - value[0]).tobytes()
 
 
 def test_a_plan_says_what_is_state():

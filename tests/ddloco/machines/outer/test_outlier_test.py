@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from ddloco.job.config import Outer
 from ddloco.job.protocol.effects import MergeFragment, Share
 from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.machines.outer.optimizers.table import zero_state
 from ddloco.machines.outer.outlier_test import RUN, SAMPLE, OutlierTest
 from ddloco.machines.outer.weights import lower_median, usual_norm
 from transport import DTYPES
@@ -24,7 +26,7 @@ class Merge:
         self.segments = segments
         self.theta = rng.standard_normal(size, np.float32)
         self.common = rng.standard_normal(size, np.float32)
-        self.momentum = np.zeros(size, np.float32)
+        self.usual_direction = np.zeros(size, np.float32)
         own = rng.standard_normal((many, size), np.float32)
         self.deltas = [0.01 * (common * self.common + each) for each in own]
         self.steps, self.usual, self.moved = [4] * many, [0.0] * many, [0.0] * many
@@ -39,10 +41,10 @@ class Merge:
             contributions.append(Contribution(name, 1.0, array.view(np.uint8)))
         out = ("t", "m", "w")
         work = MergeFragment(1, 1, 0, "", "", tuple(shares), {}, {}, out, band, cosine)
-        outlier_test = OutlierTest(work, self.theta, self.momentum, self.segments)
+        outlier_test = OutlierTest(work, self.theta, self.usual_direction, self.segments)
         result = merge_fragment(
-            self.theta, self.momentum, contributions, self.segments,
-            lr=0.7, momentum_factor=0.9, outlier_test=outlier_test,
+            self.theta, zero_state(Outer(), self.theta), contributions, self.segments,
+            outer=Outer(), outlier_test=outlier_test,
         )  # fmt: skip
         reasons = {NAMES.index(name): reason for name, reason in result.refused}
         return [NAMES.index(name) for name in result.accepted], reasons, outlier_test
@@ -129,25 +131,27 @@ def test_of_two_momentum_says_which_one_turned():
     merge = Merge(2, common=2.0)
     merge.deltas[0] = -merge.deltas[0]
     assert [0, 1] == merge.outlier_test(cosine=0.8)[0]
-    merge.momentum = np.random.default_rng(3).standard_normal(SIZE, np.float32)
+    merge.usual_direction = np.random.default_rng(3).standard_normal(SIZE, np.float32)
     assert [0, 1] == merge.outlier_test(cosine=0.8)[0]
-    merge.momentum = 0.3 * merge.common
+    merge.usual_direction = 0.3 * merge.common
     assert [1] == merge.outlier_test(cosine=0.8)[0]
-    merge.momentum = -0.3 * merge.common
-    assert [0] == merge.outlier_test(cosine=0.8)[0], "momentum is all there is"
+    merge.usual_direction = -0.3 * merge.common
+    assert [0] == merge.outlier_test(cosine=0.8)[0], "the direction is all there is"
+    merge.usual_direction = None
+    assert [0, 1] == merge.outlier_test(cosine=0.8)[0], "an optimizer without one"
 
 
 def test_all_may_turn_together():
     """An outer step that went too far: all changes oppose momentum, none opposes the others."""
     merge = Merge(4)
-    merge.momentum = -0.3 * merge.common
+    merge.usual_direction = -0.3 * merge.common
     assert [0, 1, 2, 3] == merge.outlier_test(cosine=0.8)[0]
 
 
 def test_one_alone_has_no_direction_to_be_held_against():
     """Momentum alone cannot tell a turned sign from an outer step that went too far."""
     merge = Merge(1)
-    merge.momentum = -0.3 * merge.common
+    merge.usual_direction = -0.3 * merge.common
     accepted, _, outlier_test = merge.outlier_test(cosine=0.8)
     assert [0] == accepted
     assert outlier_test.measured[0].cosine is None

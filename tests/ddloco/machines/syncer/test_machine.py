@@ -329,7 +329,7 @@ def test_all_are_told_also_those_that_took_no_part(open_harness):
     assert [(p, 1, 1) for p in (A, B, C)] == [
         (peer, body.fragment, body.version) for peer, body in said(GlobalFragment, effects)
     ]
-    assert {"theta/1/1", "momentum/1/1", "wire/1/1"} <= set(harness.holders)
+    assert {"theta/1/1", "outer/1/1", "wire/1/1"} <= set(harness.holders)
     assert not {"theta/1/0", "wire/1/0"} & set(harness.holders)
 
 
@@ -823,9 +823,7 @@ def test_only_what_was_not_kept_is_made(recovered):
     harness = recovered()
     assert [(0,)] == [make.fragments for make in of(MakeParameters, harness.found)]
     assert [{"t": 5, "fragments": 2}] == observed("recovered", harness.found)
-    parts = {
-        f"{kind}/{p}/{v}" for p, v in ((1, 4), (2, 5)) for kind in ("theta", "momentum", "wire")
-    }
+    parts = {f"{kind}/{p}/{v}" for p, v in ((1, 4), (2, 5)) for kind in ("theta", "outer", "wire")}
     assert dict.fromkeys([*parts, "theta/0/0", "wire/0/0"], 1) == harness.holders
     assert 1 == len(of(Listen, harness.made))
 
@@ -863,7 +861,7 @@ def test_it_goes_on_after_the_newest_that_was_kept(recovered):
     later = harness.report(B, versions=(6, 4, 5), after_s=3.0)
     assert [(B, 7, 1)] == pulls(later)
     (merge,) = of(MergeFragment, harness.contribute(B, 7, 1, base=4))
-    assert ("theta/1/4", "momentum/1/4") == (merge.theta, merge.momentum)
+    assert ("theta/1/4", "outer/1/4") == (merge.theta, merge.state)
 
 
 def test_what_was_spent_is_not_merged_again(recovered):

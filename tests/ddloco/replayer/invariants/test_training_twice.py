@@ -97,7 +97,7 @@ def test_the_order_of_arrival_changes_no_byte(World, make_job):
         came = [e.peer for e in events if isinstance(e, MessageArrived)
                 and isinstance(e.body, Contribution) and e.body.t == 6]  # fmt: skip
         orders.add(tuple(came))
-        merged.append([(e.accepted, e.theta, e.momentum) for e in events
+        merged.append([(e.accepted, e.theta, e.state) for e in events
                        if isinstance(e, FragmentMerged)])  # fmt: skip
     assert 6 == len(orders)
     assert 12 == len(merged[0])

@@ -124,10 +124,10 @@ class FakeExecutor:
 
     async def _merge(self, work):
         await trio.sleep(0.05)
-        theta, momentum, wire = work.out
+        theta, state, wire = work.out
         assert all(self._arrays.known(share.handle) for share in work.shares)
         self._arrays.put(theta, np.full(1, work.t, np.float32))
-        self._arrays.put(momentum, np.zeros(1, np.float32))
+        self._arrays.put(state, {"steps": np.array([work.t])})
         self._arrays.put(wire, self.payload(work.fragment, float(work.t)))
         names = tuple(share.name for share in work.shares)
         weights = tuple(1 / len(names) for _ in names)

@@ -72,15 +72,15 @@ def shops(request):
     return syncer, *learners
 
 
-def merge(syncer, learners, t=4, fragment=1, spent=None, theta="theta/1/0", momentum=""):
+def merge(syncer, learners, t=4, fragment=1, spent=None, theta="theta/1/0", state=""):
     """The learners' parts are merged."""
     shares = []
     for index, each in enumerate(learners):
         syncer.contents[f"in/{t}/{index}"] = each.encode(fragment, 1, f"out/{t}")
         shares.append(Share((A, B)[index], f"in/{t}/{index}", 8.0, 0))
-    out = tuple(f"{kind}/{fragment}/{t}" for kind in ("theta", "momentum", "wire"))
+    out = tuple(f"{kind}/{fragment}/{t}" for kind in ("theta", "outer", "wire"))
     return syncer.do(
-        MergeFragment(5, t, fragment, theta, momentum, tuple(shares), spent or {}, {}, out)
+        MergeFragment(5, t, fragment, theta, state, tuple(shares), spent or {}, {}, out)
     )
 
 
@@ -165,16 +165,14 @@ def test_a_merge_is_kept_with_what_it_has_spent(shops):
     syncer, *learners = shops
     done = merge(syncer, learners, spent={"learner-2.1": 3, A: -5})
     assert ((A, B), (0.5, 0.5), ()) == (done.accepted, done.weights, done.refused)
-    assert {(1, 4, 0, 0)} == {
-        syncer.contents[f"{k}/1/4"].what for k in ("theta", "momentum", "wire")
-    }
+    assert {(1, 4, 0, 0)} == {syncer.contents[f"{k}/1/4"].what for k in ("theta", "outer", "wire")}
 
     second = Shop(
         "syncer.2", syncer.fragment_memory, syncer.contents["theta/0/0"].array is not None
     )
     (kept,) = second.do(Recover(1)).kept
     assert (1, 4, {"learner-2.1": 3, A: 0, B: 0}) == (kept.fragment, kept.version, kept.spent)
-    for handle in ("theta/1/4", "momentum/1/4", "wire/1/4"):
+    for handle in ("theta/1/4", "outer/1/4", "wire/1/4"):
         assert syncer.contents[handle].digest == second.contents[handle].digest
 
 
@@ -191,7 +189,7 @@ def test_only_the_newest_merge_of_a_fragment_is_kept(shops):
     syncer, *learners = shops
     merge(syncer, learners, t=6, fragment=0, theta="theta/0/0")
     merge(syncer, learners, t=5, fragment=2, theta="theta/2/0")
-    merge(syncer, learners, t=8, fragment=2, theta="theta/2/5", momentum="momentum/2/5")
+    merge(syncer, learners, t=8, fragment=2, theta="theta/2/5", state="outer/2/5")
     kept = Shop("syncer.2", syncer.fragment_memory, syncer.contents["theta/0/0"].array is not None)
     found = kept.do(Recover(1)).kept
     assert [(0, 6), (2, 8)] == [(each.fragment, each.version) for each in found]
@@ -202,12 +200,12 @@ def test_at_first_nothing_is_kept():
     assert () == Shop("syncer.1").do(Recover(1)).kept
 
 
-def test_momentum_of_another_version_is_noticed(shops):
-    """Parameters and momentum belong together."""
+def test_an_outer_state_of_another_version_is_noticed(shops):
+    """Parameters and outer state belong together."""
     syncer, *learners = shops
     merge(syncer, learners, t=5, fragment=2, theta="theta/2/0")
     with pytest.raises(AssertionError, match="another version"):
-        merge(syncer, learners, t=8, fragment=2, theta="theta/2/0", momentum="momentum/2/5")
+        merge(syncer, learners, t=8, fragment=2, theta="theta/2/0", state="outer/2/5")
 
 
 def test_what_is_poisoned_is_refused_and_not_kept():
@@ -222,7 +220,7 @@ def test_what_is_poisoned_is_refused_and_not_kept():
     assert ((B,), A) == (done.accepted, done.refused[0][0])
     assert {B: 0} == syncer.fragment_memory.kept[0][0].spent
     assert np.isfinite(syncer.contents["theta/0/4"].array).all()
-    alone = merge(syncer, learners[:1], t=7, fragment=0, theta="theta/0/4", momentum="momentum/0/4")
+    alone = merge(syncer, learners[:1], t=7, fragment=0, theta="theta/0/4", state="outer/0/4")
     assert () == alone.accepted
     assert 4 == syncer.fragment_memory.kept[0][0].version
 

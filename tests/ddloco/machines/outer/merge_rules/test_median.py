@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.machines.outer.merge import REPLACING, Contribution, Segment, merge_fragment
 from ddloco.machines.outer.merge_rules import median
 from ddloco.machines.outer.merge_rules.median import MEDIAN
+from ddloco.machines.outer.optimizers.table import zero_state
 
 SIZE = 300
 
@@ -19,8 +20,8 @@ def merged(theta, values, weights, rule, *, state=False, adopt=False):
         for n, (value, weight) in enumerate(zip(values, weights, strict=True))
     ]
     segments = (Segment(0, SIZE, rule, "float32", 0, state),)
-    rates = {"lr": 1.0, "momentum_factor": 0.0}
-    return merge_fragment(theta, theta * 0, parts, segments, adopt=adopt, **rates).theta
+    state = zero_state(REPLACING, theta)
+    return merge_fragment(theta, state, parts, segments, adopt=adopt, outer=REPLACING).theta
 
 
 @given(st.integers(1, 3), st.floats(-1e6, 1e6, width=32), st.floats(0.1, 1e6), st.integers(0, 99))

@@ -1,0 +1,1 @@
+"""The values of ``outer.optimizer``, a file each, behind one interface."""

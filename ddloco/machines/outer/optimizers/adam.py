@@ -1,0 +1,50 @@
+"""Adam on the merged changes: FedAdam (Reddi et al., arXiv 2003.00295), with Adam's correction.
+
+FedAdam starts its moments at zero and does not correct them; its variance has to start above zero.
+Here both moments are divided by the weight that they have seen so far, as in Adam (Kingma and Ba,
+arXiv 1412.6980), so the first step has the length of all others.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddloco.machines.outer.block_kernel import F32
+from ddloco.machines.outer.optimizers.optimizer import OuterOptimizer, OuterStep, scale_direction
+
+SQUARE_MAX = float(np.finfo(np.float32).max)
+"""A larger square would be infinite, and stay so in the variance."""
+
+
+def _take(step: OuterStep, theta: F32, state: Sequence[F32], out: F32, new: Sequence[F32]) -> None:
+    outer, (mean, variance), (mean_out, variance_out) = step.outer, state, new
+    scale_direction(out, step.scale)
+    scratch = np.empty_like(out)
+    np.multiply(mean, outer.b1, out=mean_out)
+    np.multiply(out, 1.0 - outer.b1, out=scratch)
+    np.add(mean_out, scratch, out=mean_out)
+    with np.errstate(over="ignore"):
+        np.multiply(out, out, out=out)
+    np.minimum(out, SQUARE_MAX, out=out)
+    np.multiply(out, 1.0 - outer.b2, out=out)
+    np.multiply(variance, outer.b2, out=variance_out)
+    np.add(variance_out, out, out=variance_out)
+    np.multiply(variance_out, 1.0 / (1.0 - _power(outer.b2, step.number)), out=scratch)
+    np.sqrt(scratch, out=scratch)
+    np.add(scratch, outer.eps, out=scratch)
+    np.multiply(mean_out, outer.lr / (1.0 - _power(outer.b1, step.number)), out=out)
+    np.divide(out, scratch, out=out)
+    np.subtract(theta, out, out=out)
+
+
+def _power(base: float, exponent: int) -> float:
+    """``base ** exponent`` by multiplications, which every processor rounds alike; pow is not."""
+    found = 1.0
+    while exponent:
+        if exponent & 1:
+            found *= base
+        base, exponent = base * base, exponent >> 1
+    return found
+
+
+ADAM = OuterOptimizer(("mean", "variance"), _take, usual="mean")
