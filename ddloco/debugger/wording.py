@@ -2,13 +2,9 @@
 
 from typing import Any
 
-from ddloco.job.protocol.events import (
-    FragmentEncoded,
-    FragmentMerged,
-    Started,
-    StepFinished,
-)
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Progress, Pull
+from ddloco.job.protocol.work import FragmentEncoded, FragmentMerged, StepFinished
 from ddloco.stage.actors.events import Computed, WorkFailed
 from ddloco.stage.programs.user_actor import NOT_HERE
 from transport import MessageArrived, TimerFired

@@ -4,8 +4,8 @@ from typing import Any
 
 from clocks import actor_of
 from ddloco.job.config import DATA_PARALLEL, Job
-from ddloco.job.protocol.effects import Asked
 from ddloco.job.protocol.messages import JobBody
+from ddloco.job.protocol.work import Asked
 from ddloco.machines.data_parallel.coordinator import Coordinator
 from ddloco.machines.data_parallel.replica import Replica
 from ddloco.machines.learner.machine import Learner

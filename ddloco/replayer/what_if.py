@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from clocks import actor_of
 from ddloco.job.config import Job, Outer
-from ddloco.job.protocol.effects import MergeFragment
+from ddloco.job.protocol.work import MergeFragment
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.files.toml import ConfigError
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clocks import number_of
-from ddloco.job.protocol.effects import (
+from ddloco.job.protocol.work import (
     AverageGradients,
     EncodeFragment,
     MakeParameters,

@@ -11,9 +11,8 @@ from typing import Any
 
 from clocks import number_of
 from ddloco.job.config import Job
-from ddloco.job.protocol.effects import MergeFragment
-from ddloco.job.protocol.events import FragmentMerged
 from ddloco.job.protocol.messages import Contribution
+from ddloco.job.protocol.work import FragmentMerged, MergeFragment
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.registry import states_for
 from ddloco.machines.syncer.machine import Syncer

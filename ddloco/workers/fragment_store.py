@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from clocks import open_regular, read_regular
-from ddloco.job.protocol.events import Kept
+from ddloco.job.protocol.work import Kept
 from ddloco.stage.arrays.array_table import F32
 from snapshot import load_metadata, load_tensors, save_tensors
 

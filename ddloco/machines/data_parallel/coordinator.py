@@ -19,17 +19,19 @@ from msgspec.structs import asdict, replace
 
 from clocks import actor_of, number_of
 from ddloco.job.config import Job
-from ddloco.job.protocol.effects import AverageGradients, MakeParameters, Share
-from ddloco.job.protocol.events import (
-    Evaluated,
-    FragmentMerged,
-    ModelSaved,
-    ParametersMade,
-    Started,
-)
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Progress, Roster
 from ddloco.job.protocol.status import Numbers, SyncerStatus
+from ddloco.job.protocol.work import (
+    AverageGradients,
+    Evaluated,
+    FragmentMerged,
+    MakeParameters,
+    ModelSaved,
+    ParametersMade,
+    Share,
+)
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.shutdown import SHUTDOWN, JobShutdown

@@ -14,16 +14,7 @@ from msgspec.structs import replace
 
 from clocks import number_of
 from ddloco.job.config import Job
-from ddloco.job.protocol.effects import EncodeFragment, InstallState, Overwrite, RunStep
-from ddloco.job.protocol.events import (
-    FragmentDecoded,
-    FragmentEncoded,
-    PieceEncoded,
-    Started,
-    StateCopied,
-    StateInstalled,
-    StepFinished,
-)
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import (
     Contribution,
@@ -39,6 +30,18 @@ from ddloco.job.protocol.messages import (
 )
 from ddloco.job.protocol.status import LearnerStatus
 from ddloco.job.protocol.time_spent import TimeSpent, of_step
+from ddloco.job.protocol.work import (
+    EncodeFragment,
+    FragmentDecoded,
+    FragmentEncoded,
+    InstallState,
+    Overwrite,
+    PieceEncoded,
+    RunStep,
+    StateCopied,
+    StateInstalled,
+    StepFinished,
+)
 from ddloco.machines.learner.compression import LearnerCompression
 from ddloco.machines.learner.host_copies import HostCopies, host_copies
 from ddloco.machines.learner.state_donor import LENDING, StateDonor

@@ -6,9 +6,8 @@ memory between two steps; the copy is split into pieces and digested while later
 
 from msgspec import Struct
 
-from ddloco.job.protocol.effects import CopyState, EncodePiece
-from ddloco.job.protocol.events import PieceEncoded, StateCopied
 from ddloco.job.protocol.messages import StatePiece, StateWanted
+from ddloco.job.protocol.work import CopyState, EncodePiece, PieceEncoded, StateCopied
 from ddloco.machines.work_numbers import WorkNumbers
 from transport import BULK, CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 

@@ -17,16 +17,7 @@ from msgspec.structs import asdict, replace
 
 from clocks import actor_of, number_of
 from ddloco.job.config import Job
-from ddloco.job.protocol.effects import MakeParameters, Recover
-from ddloco.job.protocol.events import (
-    Evaluated,
-    FragmentMerged,
-    ModelSaved,
-    ParametersMade,
-    PieceEncoded,
-    Recovered,
-    Started,
-)
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import (
     Close,
@@ -37,6 +28,16 @@ from ddloco.job.protocol.messages import (
     Stop,
 )
 from ddloco.job.protocol.status import Numbers, SyncerStatus
+from ddloco.job.protocol.work import (
+    Evaluated,
+    FragmentMerged,
+    MakeParameters,
+    ModelSaved,
+    ParametersMade,
+    PieceEncoded,
+    Recover,
+    Recovered,
+)
 from ddloco.machines.syncer.global_fragments import initial_globals
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership

@@ -13,10 +13,10 @@ from msgspec import UNSET, Struct, field
 from msgspec.structs import asdict
 
 from ddloco.job.config import Compress, Job
-from ddloco.job.protocol.events import FragmentMerged
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import Contribution, Pull
 from ddloco.job.protocol.status import Numbers
+from ddloco.job.protocol.work import FragmentMerged
 from ddloco.machines.syncer.accounts import LATE
 from ddloco.machines.syncer.global_fragments import Global, GlobalFragments, Told, names, sent_names
 from ddloco.machines.syncer.members import Member

@@ -7,9 +7,9 @@ from math import isfinite
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from ddloco.job.protocol.effects import Evaluate, SaveModel
 from ddloco.job.protocol.messages import Stop
 from ddloco.job.protocol.status import Numbers
+from ddloco.job.protocol.work import Evaluate, SaveModel
 from ddloco.stage.actors.effects import Finish, Observe, Status
 from transport import CONTROL, CancelTimer, Effect, Hangup, Send, SetTimer
 

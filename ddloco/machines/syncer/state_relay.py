@@ -9,10 +9,9 @@ connections: a job has one open address and one list of keys.
 from msgspec import Struct
 
 from clocks import actor_of, number_of
-from ddloco.job.protocol.effects import EncodePiece
-from ddloco.job.protocol.events import PieceEncoded
 from ddloco.job.protocol.messages import Resume, StatePiece, StateRefused, StateWanted
 from ddloco.job.protocol.status import RecoveringMember
+from ddloco.job.protocol.work import EncodePiece, PieceEncoded
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.rounds import Rounds

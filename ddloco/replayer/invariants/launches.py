@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from clocks import actor_of
-from ddloco.job.protocol.effects import MergeFragment
-from ddloco.job.protocol.events import FragmentMerged, Recovered
 from ddloco.job.protocol.messages import Contribution, Progress, Pull
+from ddloco.job.protocol.work import FragmentMerged, MergeFragment, Recovered
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.membership import SILENCE_S_MIN
 from ddloco.machines.syncer.pacing import LIVE_STEPS

@@ -16,9 +16,8 @@ from msgspec.structs import replace
 
 from clocks import ActorClock, actor_of
 from ddloco.job.config import Outer, job_from
-from ddloco.job.protocol.effects import RunStep
-from ddloco.job.protocol.events import FragmentMerged, StepFinished
 from ddloco.job.protocol.messages import GlobalFragment, Pull
+from ddloco.job.protocol.work import FragmentMerged, RunStep, StepFinished
 from ddloco.machines.learner.host_copies import HostCopies
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.learner.state_donor import StateDonor

@@ -3,10 +3,10 @@
 import pytest
 
 from ddloco.job.config import job_from
-from ddloco.job.protocol.effects import Differentiate
-from ddloco.job.protocol.events import Started, StepFinished
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Roster, Stop
 from ddloco.job.protocol.time_spent import TimeSpent
+from ddloco.job.protocol.work import Differentiate, StepFinished
 from ddloco.machines.data_parallel.replica import Replica
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import StopRequested, WorkFailed

@@ -5,8 +5,7 @@ import math
 import msgspec
 import pytest
 
-from ddloco.job.protocol.effects import CopyState, EncodeFragment, InstallState, RunStep
-from ddloco.job.protocol.events import FragmentEncoded, Started, StateInstalled, StepFinished
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import (
     Contribution,
     GlobalFragment,
@@ -19,6 +18,15 @@ from ddloco.job.protocol.messages import (
     StateRefused,
     StateWanted,
     Stop,
+)
+from ddloco.job.protocol.work import (
+    CopyState,
+    EncodeFragment,
+    FragmentEncoded,
+    InstallState,
+    RunStep,
+    StateInstalled,
+    StepFinished,
 )
 from ddloco.machines.learner.machine import ANSWERS_MAX, LEAVING, Learner
 from ddloco.stage.actors.effects import Finish, Observe

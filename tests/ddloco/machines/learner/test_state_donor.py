@@ -2,9 +2,8 @@
 
 import pytest
 
-from ddloco.job.protocol.effects import CopyState, EncodePiece
-from ddloco.job.protocol.events import PieceEncoded, StateCopied
 from ddloco.job.protocol.messages import StatePiece, StateWanted
+from ddloco.job.protocol.work import CopyState, EncodePiece, PieceEncoded, StateCopied
 from ddloco.machines.learner.state_donor import ASKED_MAX, LENDING, LENDING_S, StateDonor
 from ddloco.machines.work_numbers import WorkNumbers
 from transport import BULK, CONTROL, Drop, Keep, Send, SetTimer

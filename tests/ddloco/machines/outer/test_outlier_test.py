@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ddloco.job.protocol.effects import MergeFragment, Share
+from ddloco.job.protocol.work import MergeFragment, Share
 from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
 from ddloco.machines.outer.outlier_test import RUN, SAMPLE, OutlierTest
 from ddloco.machines.outer.weights import lower_median, usual_norm

@@ -3,23 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from ddloco.job.protocol.effects import (
-    Evaluate,
-    MakeParameters,
-    MergeFragment,
-    MergeTokens,
-    Recover,
-    SaveModel,
-)
-from ddloco.job.protocol.events import (
-    Evaluated,
-    FragmentMerged,
-    Kept,
-    ModelSaved,
-    ParametersMade,
-    Recovered,
-    Started,
-)
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import (
     Contribution,
     GlobalFragment,
@@ -28,6 +12,20 @@ from ddloco.job.protocol.messages import (
     Roster,
     ShardReport,
     Stop,
+)
+from ddloco.job.protocol.work import (
+    Evaluate,
+    Evaluated,
+    FragmentMerged,
+    Kept,
+    MakeParameters,
+    MergeFragment,
+    MergeTokens,
+    ModelSaved,
+    ParametersMade,
+    Recover,
+    Recovered,
+    SaveModel,
 )
 from ddloco.machines.syncer.machine import SHUTDOWN, Syncer
 from ddloco.machines.syncer.members import RESEND_S_MIN

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from ddloco.job.protocol.effects import Evaluate, SaveModel
 from ddloco.job.protocol.messages import Stop
+from ddloco.job.protocol.work import Evaluate, SaveModel
 from ddloco.machines.syncer.shutdown import (
     DIVERGED,
     SHUTDOWN,

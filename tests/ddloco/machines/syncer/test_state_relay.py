@@ -2,10 +2,9 @@
 
 import pytest
 
-from ddloco.job.protocol.effects import EncodePiece
-from ddloco.job.protocol.events import PieceEncoded
 from ddloco.job.protocol.messages import Progress, Resume, StatePiece, StateRefused, StateWanted
 from ddloco.job.protocol.status import RecoveringMember
+from ddloco.job.protocol.work import EncodePiece, PieceEncoded
 from ddloco.machines.syncer.global_fragments import initial_globals
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory

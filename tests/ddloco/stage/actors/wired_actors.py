@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 
-from ddloco.job.protocol.effects import Asked
 from ddloco.job.protocol.messages import JobBody
+from ddloco.job.protocol.work import Asked
 from ddloco.stage.actors.actor import ActorStates, new_actor
 from ddloco.stage.actors.effects import CommitSnapshot, Observe, Work
 from ddloco.stage.actors.events import (

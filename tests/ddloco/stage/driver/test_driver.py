@@ -14,27 +14,24 @@ import pytest
 import trio
 import trio.testing
 
-from ddloco.job.protocol.effects import (
-    EncodeFragment,
-    MakeParameters,
-    MergeFragment,
-    Recover,
-    RunStep,
-)
-from ddloco.job.protocol.events import (
-    Evaluated,
-    FragmentEncoded,
-    FragmentMerged,
-    Happened,
-    ModelSaved,
-    ParametersMade,
-    Recovered,
-    Started,
-    StepFinished,
-)
+from ddloco.job.protocol.events import Happened, Started
 from ddloco.job.protocol.fragment_plan import wire_layout
 from ddloco.job.protocol.messages import GlobalFragment, JobBody, Progress
 from ddloco.job.protocol.validation import admission
+from ddloco.job.protocol.work import (
+    EncodeFragment,
+    Evaluated,
+    FragmentEncoded,
+    FragmentMerged,
+    MakeParameters,
+    MergeFragment,
+    ModelSaved,
+    ParametersMade,
+    Recover,
+    Recovered,
+    RunStep,
+    StepFinished,
+)
 from ddloco.machines.registry import machine_for
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Finish, Observe

@@ -1,0 +1,69 @@
+"""Which arrays a piece of work reads and makes, as the types of its fields say.
+
+A field of type ``Read`` or ``Made`` is a handle; so are those in its tuples, in the values of its
+dicts, and in the structs that it holds. One that has a default may be empty, and then is left out.
+"""
+
+from collections.abc import Callable
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from msgspec import Struct
+from msgspec.structs import fields
+
+Use = Literal["reads", "makes"]
+
+Read = Annotated[str, "reads"]
+"""The handle of an array that the work reads."""
+
+Made = Annotated[str, "makes"]
+"""The handle of an array that exists once the work is done."""
+
+
+def handles_in(kind: type[Struct], use: Use) -> Callable[[Any], tuple[str, ...]]:
+    """Return what lists the handles in a struct of this kind, in the order of its fields.
+
+    It is compiled from the names of the fields, once for each kind: it is called for each piece of
+    work, and a loop over the fields would take three times as long.
+    """
+    found = _in_struct(kind, "work", use)
+    one = len(found) == 1 and found[0].startswith("*work.")
+    return eval(f"lambda work: {found[0][1:] if one else _tuple(found)}")  # noqa: S307, of fields
+
+
+def _in_struct(kind: type[Struct], value: str, use: Use) -> list[str]:
+    """Python for the handles in a struct, as elements of a tuple."""
+    found: list[str] = []
+    for each in fields(kind):
+        at = f"{value}.{each.name}"
+        if _is_handle(each.type, use):
+            found.append(at if each.required else f"*(({at},) if {at} else ())")
+        else:
+            found += _in_value(each.type, at, use)
+    return found
+
+
+def _in_value(hint: Any, value: str, use: Use) -> list[str]:
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return _in_struct(hint, value, use)
+    held = [each for each in get_args(hint) if each not in {NoneType, ...}]
+    if not held:
+        return []
+    if NoneType in get_args(hint):
+        found = _in_value(held[0], value, use)
+        return [f"*(() if {value} is None else {_tuple(found)})"] if found else []
+    values = f"{value}.values()" if get_origin(hint) is dict else value
+    if _is_handle(held[-1], use):
+        return [f"*{values}"]
+    found = _in_value(held[-1], "each", use)
+    if len(found) == 1 and not found[0].startswith("*"):
+        return [f"*[{found[0]} for each in {values}]"]
+    return [f"*[handle for each in {values} for handle in {_tuple(found)}]"] if found else []
+
+
+def _is_handle(hint: Any, use: Use) -> bool:
+    return get_origin(hint) is Annotated and use in hint.__metadata__
+
+
+def _tuple(elements: list[str]) -> str:
+    return f"({' '.join(f'{each},' for each in elements)})"
