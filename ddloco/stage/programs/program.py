@@ -56,8 +56,10 @@ from ddloco.stage.process.errors import raised_at
 from ddloco.stage.programs.executor import ComputationExecutor, Compute
 from ddloco.stage.programs.user_actor import (
     Call,
+    Done,
     Over,
     Returned,
+    UserActor,
     array_field,
     compute_call,
     handler_of,
@@ -83,8 +85,8 @@ class Role:
     Attributes:
         machine: creates the actor's state machine, once per incarnation. Its first event is
             ``Begun``.
-        dials: the actors that it connects to; its machine requests each link with ``Dial``, and
-            theirs accept it with ``Listen``.
+        dials: the actors that it connects to. A machine that is no ``UserActor`` requests each link
+            with ``Dial``, and theirs accept it with ``Listen``.
         compute: does the work that its machine requests; the default is for a ``UserActor``.
     """
 
@@ -133,6 +135,19 @@ def star(
     roles = {hub: Role(machine)}
     for name, makers in leaves.items():
         roles.update((f"{name}-{n}", Role(each, dials=(hub,))) for n, each in enumerate(makers))
+    return Program(roles)
+
+
+def mesh(**makers: Sequence[Callable[[], Machine]]) -> Program:
+    """A program in which all are linked: each actor dials those before it.
+
+    Args:
+        makers: what creates their machines, by the beginning of their names, as in ``star``.
+    """
+    roles: dict[str, Role] = {}
+    for name, machines in makers.items():
+        for n, each in enumerate(machines):
+            roles[f"{name}-{n}"] = Role(each, dials=tuple(roles))
     return Program(roles)
 
 
@@ -240,7 +255,7 @@ class LoadedProgram(Runnable):
     @property
     def bodies(self) -> Any:
         """The union of all message bodies."""
-        return ActorBody | Over | self.program.said
+        return ActorBody | Over | Done | self.program.said
 
     @property
     def asked(self) -> Any:
@@ -249,7 +264,11 @@ class LoadedProgram(Runnable):
 
     def machine(self, incarnation: str) -> Machine:
         """See ``Role``."""
-        return self.program.roles[actor_of(incarnation)].machine()
+        name = actor_of(incarnation)
+        machine = self.program.roles[name].machine()
+        if isinstance(machine, UserActor):
+            machine.link(self.dials(name), listens=name in self.listeners)
+        return machine
 
     def states(self, incarnation: str) -> ActorStates[Any]:
         """With the program's messages and work."""
@@ -360,12 +379,10 @@ class LoadedProgram(Runnable):
     @asynccontextmanager
     async def open(self, hosted: HostedActor) -> AsyncIterator[OpenedActor]:
         """Open everything that the actor needs: its arrays, its state and its tape."""
-        role, arrays, incarnation = (
-            self.program.roles[hosted.name],
-            ArrayTable(),
-            hosted.incarnation,
-        )
-        actor, first, pending = new_actor(incarnation, role.machine()), Begun(incarnation), []
+        role, incarnation = self.program.roles[hosted.name], hosted.incarnation
+        arrays = ArrayTable()
+        actor = new_actor(incarnation, self.machine(incarnation))
+        first, pending = Begun(incarnation), []
         start_point = hosted.start_point
         start = start_point.start(incarnation) if start_point is not None else None
         if start is not None and start_point is not None:
@@ -491,7 +508,7 @@ def handled(program: Program) -> Any:
     """
     if program.said is not None:
         return program.said
-    found: Any = Over
+    found: Any = Over | Done
     for role in program.roles.values():
         for name, method in inspect.getmembers(type(role.machine()), inspect.isfunction):
             if not name.startswith("on_"):
@@ -509,7 +526,7 @@ def handled(program: Program) -> Any:
 def _problem_of_messages(program: Program) -> str | None:
     for each in get_args(program.said) or (program.said,):
         array_field(each)
-    return _taken(program.said, ActorBody | Over, "message")
+    return _taken(program.said, ActorBody | Over | Done, "message")
 
 
 def _taken(own: Any, ours: Any, kind: str) -> str | None:
