@@ -21,7 +21,7 @@ PURE_FOLDERS = ("ddloco/stage/actors", "ddloco/machines", "ddloco/job/protocol")
 PURE_FILES = words("""
 clocks/vector_clock clocks/actor_clock clocks/causality clocks/sequence
 transport/link transport/link_state transport/flow_control transport/refcounts transport/message
-transport/events transport/effects transport/sending
+transport/events transport/effects transport/sending transport/timer
 snapshot/record snapshot/channel_recorder snapshot/coordinator snapshot/participant replay/player
 """)
 

@@ -36,7 +36,7 @@ def phrase(event: Any) -> str:
         case WorkFailed():
             return f"work failed: {event.reason}"
         case TimerFired():
-            return f"the timer {event.timer!r} fired"
+            return f"the timer {event.timer} fired"
         case Started():
             return f"{event.incarnation} started"
         case _:

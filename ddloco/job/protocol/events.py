@@ -6,9 +6,11 @@ from msgspec import Struct
 
 from ddloco.job.protocol.fragment_plan import Leaf
 from ddloco.job.protocol.messages import JobBody
+from ddloco.job.protocol.timers import JobTimer
 from ddloco.job.protocol.work import RESULTS
 from ddloco.stage.actors.events import HappensToAll
-from transport import Event, MessageArrived
+from ddloco.stage.actors.timers import TimerOfAll
+from transport import Event, MessageArrived, TimerFired
 
 
 class OwnState(Struct, frozen=True, array_like=True):
@@ -35,5 +37,7 @@ class Started(Event, frozen=True):
     copies: bool = False
 
 
-Happened = Union[(HappensToAll, MessageArrived[JobBody], Started, *RESULTS)]
+Happened = Union[
+    (HappensToAll, TimerFired[TimerOfAll | JobTimer], MessageArrived[JobBody], Started, *RESULTS)
+]
 """The union of the events on a job's tapes."""

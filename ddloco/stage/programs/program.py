@@ -27,6 +27,7 @@ from ddloco.stage.actors.actor import ACTOR_SEMANTICS, ActorStates, Machine, new
 from ddloco.stage.actors.effects import AskedByAll, Finish, Work
 from ddloco.stage.actors.events import Begun, HappensToAll
 from ddloco.stage.actors.messages import ActorBody
+from ddloco.stage.actors.timers import TimerOfAll
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import (
     Start,
@@ -60,6 +61,7 @@ from ddloco.stage.programs.user_actor import (
     Over,
     Returned,
     UserActor,
+    UserTimer,
     array_field,
     compute_call,
     handler_of,
@@ -67,7 +69,7 @@ from ddloco.stage.programs.user_actor import (
 )
 from replay import TapeError
 from snapshot import Part, SnapshotError, Store
-from transport import Body, Header, MessageArrived, RemoteProtocolError
+from transport import Body, Header, MessageArrived, RemoteProtocolError, TimerFired
 from transport.curve_auth import Curve
 from transport.payload import payload_bytes
 
@@ -273,13 +275,14 @@ class LoadedProgram(Runnable):
     def states(self, incarnation: str) -> ActorStates[Any]:
         """With the program's messages and work."""
         machine = type(self.machine(incarnation))
-        return ActorStates(machine, self.bodies, self.asked)
+        return ActorStates(machine, self.bodies, self.asked, UserTimer)
 
     @property
     def events(self) -> Any:
         """The union of all events that a tape may contain."""
         arrived = MessageArrived[self.bodies]
-        return arrived | HappensToAll | Begun | Returned | self.program.happened
+        timed = TimerFired[TimerOfAll | UserTimer]
+        return arrived | timed | HappensToAll | Begun | Returned | self.program.happened
 
     def dials(self, name: str) -> tuple[str, ...]:
         """See ``Role``."""
@@ -495,7 +498,7 @@ def _problem(program: Any) -> str | None:
     for each in get_args(program.asked) or (program.asked,):
         if not (isinstance(each, type) and issubclass(each, Work)):
             return f"asked: {each!r} is not a subclass of Calculation"
-    return _taken(program.happened, HappensToAll | Begun, "result") or _taken(
+    return _taken(program.happened, HappensToAll | Begun | TimerFired, "result") or _taken(
         program.asked, AskedByAll | Call, "work"
     )
 

@@ -34,6 +34,7 @@ from ddloco.stage.actors.events import (
     StopRequested,
     WorkFailed,
 )
+from ddloco.stage.actors.timers import Named
 from snapshot.attributes import attributes, declared
 from transport import (
     BULK,
@@ -53,6 +54,7 @@ from transport import (
     Reason,
     Send,
     SetTimer,
+    Timer,
     TimerFired,
 )
 
@@ -63,11 +65,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 REASON_CHARS_MAX = 1000
 
-END_TIMER = "actor/end"
-"""The timer of an actor that has ended the program."""
-
 END_S = 10.0
-"""How long, in seconds, it waits for its links to end: a peer that was killed says no goodbye."""
+"""How long, in seconds, an actor that has ended the program waits for its links to end: a peer that
+was killed says no goodbye."""
 
 _computations: dict[str, Callable[..., Any]] = {}
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -92,6 +92,14 @@ class Over(Body, frozen=True):
 
 class Done(Body, frozen=True):
     """The sender has done its part; see ``UserActor.done``."""
+
+
+class EndDeadline(Timer, frozen=True):
+    """The actor has ended the program: wait no longer for its links to end."""
+
+
+UserTimer = Named | EndDeadline
+"""The timers of a user's actor or machine."""
 
 
 class Call(Calculation, frozen=True):
@@ -335,11 +343,11 @@ class UserActor:
 
     def set_timer(self, name: str, after_s: float) -> None:
         """Have ``timer`` called after ``after_s`` seconds; setting a timer again moves it."""
-        self._asked.append(SetTimer(name, self.at + after_s))
+        self._asked.append(SetTimer(Named(name), self.at + after_s))
 
     def cancel_timer(self, name: str) -> None:
         """Cancel a timer."""
-        self._asked.append(CancelTimer(name))
+        self._asked.append(CancelTimer(Named(name)))
 
     def take_snapshot(self) -> None:
         """Initiate a snapshot of all actors at this event."""
@@ -360,7 +368,7 @@ class UserActor:
         if not self._over:
             self._over, self._over_as = reason[:REASON_CHARS_MAX], status
             if self.peers:
-                self._asked.append(SetTimer(END_TIMER, self.at + END_S))
+                self._asked.append(SetTimer(EndDeadline(), self.at + END_S))
         for peer in self.peers:
             self.send(peer, Over(self._over), key="over")
         if not self.peers:
@@ -438,7 +446,7 @@ class UserActor:
                 for peer in self.peers:
                     self.send(peer, Over(reason), key="over")
                 self.finish(reason)
-            case TimerFired(timer) if timer == END_TIMER:
+            case TimerFired(EndDeadline()):
                 self.finish(self._over, self._over_as)
             case _:
                 if not self._over:
@@ -480,8 +488,8 @@ class UserActor:
             case WorkFailed(work=work, reason=reason):
                 self._pending.pop(work, None)
                 self.failed(reason)
-            case TimerFired(timer):
-                self.timer(timer)
+            case TimerFired(Named(name)):
+                self.timer(name)
             case SnapshotSettled(snapshot, failed):
                 self.snapshot_settled(snapshot, failed)
             case StopRequested(reason):

@@ -5,6 +5,7 @@ from dataclasses import replace as changed
 from msgspec.structs import replace
 
 from ddloco.job.protocol.messages import JobBody
+from ddloco.job.protocol.timers import JobTimer
 from ddloco.job.protocol.work import Asked
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
@@ -31,7 +32,7 @@ def bug(invariant, *worlds):
     return note
 
 
-SYNCERS = ActorStates(Syncer, JobBody | ActorBody, Asked)
+SYNCERS = ActorStates(Syncer, JobBody | ActorBody, Asked, JobTimer)
 
 
 @bug("channel-complete", 18)

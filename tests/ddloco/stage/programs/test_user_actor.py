@@ -7,11 +7,12 @@ from ddloco.stage import Array, Body, UserActor, computation
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Calculation, Finish, Observe
 from ddloco.stage.actors.events import Begun, StopRequested, WorkFailed
+from ddloco.stage.actors.timers import Named
 from ddloco.stage.programs.user_actor import (
     END_S,
-    END_TIMER,
     Call,
     Done,
+    EndDeadline,
     Over,
     Pending,
     Returned,
@@ -122,7 +123,7 @@ def test_methods_are_told_by_names(begun):
     keeper.handle(3.0, PeerLost(PEER, "a newer one is there"))
     assert ["anna"] == keeper.peers
     keeper.handle(4.0, PeerLost("anna.2", "gone"))
-    keeper.handle(5.0, TimerFired("tea"))
+    keeper.handle(5.0, TimerFired(Named("tea")))
     joined = ("joined", "anna")
     assert ["begin", joined, joined, ("lost", "anna"), "tea"] == keeper.told
     assert ("keeper", [], 5.0) == (keeper.name, keeper.peers, keeper.at)
@@ -318,7 +319,7 @@ def test_a_stop_of_who_listens_ends_the_program(begun):
     """All others finish first."""
     keeper, _ = begun
     wait, over = keeper.handle(2.0, StopRequested("enough"))
-    assert (wait, over.body) == (SetTimer(END_TIMER, 2.0 + END_S), Over("enough"))
+    assert (wait, over.body) == (SetTimer(EndDeadline(), 2.0 + END_S), Over("enough"))
     assert [Finish("stopped", "enough")] == keeper.handle(3.0, PeerLost(PEER, "gone"))
 
 
@@ -327,7 +328,7 @@ def test_a_peer_that_says_no_goodbye_is_not_waited_for(begun):
     keeper, _ = begun
     keeper.handle(2.0, StopRequested("enough"))
     goodbye = [Hangup(PEER, "enough"), Finish("stopped", "enough")]
-    assert goodbye == keeper.handle(2.0 + END_S, TimerFired(END_TIMER))
+    assert goodbye == keeper.handle(2.0 + END_S, TimerFired(EndDeadline()))
 
 
 def test_who_hears_that_it_is_over_finishes(begun):
@@ -396,7 +397,7 @@ def test_an_actor_is_told_when_it_is_idle():
     assert [Hangup(PEER, "enough"), Finish("done", "enough")] == ended[:2]
     other = Idler()
     other.handle(0.0, Begun("idler.1"))
-    other.handle(1.0, TimerFired("tea"))
+    other.handle(1.0, TimerFired(Named("tea")))
     assert 1 == other.computed
 
 
