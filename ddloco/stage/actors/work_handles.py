@@ -25,6 +25,9 @@ def handles_in(kind: type[Struct], use: Use) -> Callable[[Any], tuple[str, ...]]
 
     It is compiled from the names of the fields, once for each kind: it is called for each piece of
     work, and a loop over the fields would take three times as long.
+
+    Raises:
+        TypeError: a field holds handles and something else.
     """
     found = _in_struct(kind, "work", use)
     one = len(found) == 1 and found[0].startswith("*work.")
@@ -36,29 +39,35 @@ def _in_struct(kind: type[Struct], value: str, use: Use) -> list[str]:
     found: list[str] = []
     for each in fields(kind):
         at = f"{value}.{each.name}"
-        if _is_handle(each.type, use):
-            found.append(at if each.required else f"*(({at},) if {at} else ())")
-        else:
-            found += _in_value(each.type, at, use)
+        found += (
+            [at] if each.required and _is_handle(each.type, use) else _in_value(each.type, at, use)
+        )
     return found
 
 
 def _in_value(hint: Any, value: str, use: Use) -> list[str]:
+    if _is_handle(hint, use):
+        return [f"*(({value},) if {value} else ())"]
     if isinstance(hint, type) and issubclass(hint, Struct):
         return _in_struct(hint, value, use)
-    held = [each for each in get_args(hint) if each not in {NoneType, ...}]
-    if not held:
+    if get_origin(hint) in {None, Annotated}:
         return []
-    if NoneType in get_args(hint):
-        found = _in_value(held[0], value, use)
-        return [f"*(() if {value} is None else {_tuple(found)})"] if found else []
+    held = [each for each in get_args(hint) if each not in {NoneType, ...}]
+    held = held[1:] if get_origin(hint) is dict else held
+    optional = NoneType in get_args(hint)
+    inner = [_in_value(each, value if optional else "each", use) for each in held]
+    if not any(inner):
+        return []
+    if any(each != inner[0] for each in inner):
+        raise TypeError(f"{value}: {hint} is a handle in some cases only")
+    if optional:
+        return [f"*(() if {value} is None else {_tuple(inner[0])})"]
     values = f"{value}.values()" if get_origin(hint) is dict else value
-    if _is_handle(held[-1], use):
+    if _is_handle(held[0], use):
         return [f"*{values}"]
-    found = _in_value(held[-1], "each", use)
-    if len(found) == 1 and not found[0].startswith("*"):
-        return [f"*[{found[0]} for each in {values}]"]
-    return [f"*[handle for each in {values} for handle in {_tuple(found)}]"] if found else []
+    if len(inner[0]) == 1 and not inner[0][0].startswith("*"):
+        return [f"*[{inner[0][0]} for each in {values}]"]
+    return [f"*[handle for each in {values} for handle in {_tuple(inner[0])}]"]
 
 
 def _is_handle(hint: Any, use: Use) -> bool:
