@@ -1,21 +1,17 @@
-"""A parameter server and its trainers: asynchronous SGD on a linear regression.
+"""A parameter server that waits for no trainer: asynchronous SGD on a linear regression.
 
-    ddloco perform examples.parameter_server:program --dir runs/ps --set trainers=4
-    ddloco replay runs/ps
-
-The server applies the gradients that have arrived, without waiting for slow trainers.
+ddloco perform examples.parameter_server:program --dir runs/ps --set trainers=4
+ddloco replay runs/ps
 """
 
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddloco.stage import Array, Body, Program, UserActor, computation, star
 
-Vector = NDArray[np.float64]
 FEATURES, BATCH, RATE = 1000, 64, 0.1
-TRUTH = np.random.default_rng(0).standard_normal(FEATURES)
+START, TRUTH = np.zeros(FEATURES), np.random.default_rng(0).standard_normal(FEATURES)
 
 
 class Parameters(Body, frozen=True):
@@ -31,19 +27,13 @@ class Gradient(Body, frozen=True):
 
 
 @computation
-def initialize() -> Vector:
-    """Make the initial parameters."""
-    return np.zeros(FEATURES)
-
-
-@computation
-def apply(theta: Vector, *gradients: Vector) -> Vector:
+def apply(theta: np.ndarray = START, *gradients: np.ndarray) -> np.ndarray:
     """Take one step against each gradient."""
-    return theta - RATE * sum(gradients, np.zeros(FEATURES))
+    return theta - RATE * sum(gradients)
 
 
 @computation
-def differentiate(theta: Vector, *, seed: list[int]) -> tuple[Vector, float]:
+def differentiate(theta: np.ndarray, *, seed: list[int]) -> tuple[np.ndarray, float]:
     """Compute the gradient and the loss of one batch."""
     batch = np.random.default_rng(seed).standard_normal((BATCH, FEATURES))
     error = batch @ (theta - TRUTH)
@@ -59,33 +49,29 @@ class Server(UserActor):
     theta: Array | None = None
     gradients: dict[str, Array] = {}
 
-    def begin(self) -> None:
-        self.listen()
-        self.call(initialize, then=self.applied)
-
     def joined(self, peer: str) -> None:
         if self.theta is not None:
             self.send(peer, Parameters(self.theta), key="parameters")
 
     def on_gradient(self, peer: str, message: Gradient) -> None:
         self.gradients[peer] = message.values
-        self.apply()
 
-    def apply(self) -> None:
-        if self.idle and self.theta is not None and self.gradients and not self.over:
+    def when_idle(self) -> None:
+        if self.theta is None:
+            self.call(apply, then=self.applied)
+        elif self.gradients:
             waiting, self.gradients = self.gradients, {}
             self.call(apply, self.theta, *waiting.values(), then=self.applied)
 
     def applied(self, theta: Array) -> None:
         self.theta, self.version = theta, self.version + 1
         self.log("step", version=self.version)
-        if self.version % self.snapshot_every == 0:
-            self.take_snapshot()
         for peer in self.peers:
             self.joined(peer)
         if self.version == self.versions:
             self.end(f"{self.version} versions in {self.at:.1f} s")
-        self.apply()
+        elif self.version % self.snapshot_every == 0:
+            self.take_snapshot()
 
 
 class Trainer(UserActor):
@@ -95,22 +81,17 @@ class Trainer(UserActor):
     step: int = 0
     newest: Array | None = None
 
-    def begin(self) -> None:
-        self.dial("server")
-
     def on_parameters(self, peer: str, message: Parameters) -> None:
         self.newest = message.theta
-        self.train()
 
-    def train(self) -> None:
-        if self.idle and self.newest is not None:
+    def when_idle(self) -> None:
+        if self.newest is not None:
             theta, self.newest, self.step = self.newest, None, self.step + 1
             self.call(differentiate, theta, then=self.trained, seed=[self.shard, self.step])
 
     def trained(self, gradient: Array, loss: float) -> None:
         self.log("step", step=self.step, loss=loss)
         self.send("server", Gradient(gradient), key="gradient")
-        self.train()
 
 
 def program(trainers: int = 3, versions: int = 200, snapshot_every: int = 50) -> Program:

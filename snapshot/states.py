@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-FORMAT = 4
+FORMAT = 5
 """The format of a state's bytes. Renaming a field or a class of a state changes them."""
 
 BYTES_MAX = 2**25

@@ -50,6 +50,10 @@ from transport.message import Name as Name
 from transport.message import Reason as Reason
 from transport.message import TensorMeta as TensorMeta
 from transport.refcounts import Handles as Handles
+from transport.timer import LinkTimer as LinkTimer
+from transport.timer import Redial as Redial
+from transport.timer import Stall as Stall
+from transport.timer import Timer as Timer
 from transport.token_bucket import Allowances as Allowances
 from transport.token_bucket import TokenBucket as TokenBucket
 

@@ -5,6 +5,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from transport.message import Body, Lane
+from transport.timer import Timer
 
 B = TypeVar("B", bound=Body)
 
@@ -85,14 +86,14 @@ class Transmit(Effect, Generic[B], frozen=True):
 class SetTimer(Effect, frozen=True):
     """Deliver ``TimerFired`` at ``at`` seconds; setting an existing timer moves it."""
 
-    timer: str
+    timer: Timer
     at: float
 
 
 class CancelTimer(Effect, frozen=True):
     """Cancel a timer; cancelling one that is not set is allowed."""
 
-    timer: str
+    timer: Timer
 
 
 class Keep(Effect, frozen=True):

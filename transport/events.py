@@ -5,6 +5,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from transport.message import Body, Lane
+from transport.timer import T
 
 B = TypeVar("B", bound=Body)
 
@@ -53,10 +54,10 @@ class LaneBroken(Event, frozen=True):
     reason: str
 
 
-class TimerFired(Event, frozen=True):
+class TimerFired(Event, Generic[T], frozen=True):
     """A timer has expired."""
 
-    timer: str
+    timer: T
 
 
 class PeerJoined(Event, frozen=True):

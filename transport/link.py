@@ -59,8 +59,6 @@ from transport.link_state import (
     Link,
     disagreement,
     new_lanes,
-    redial_timer,
-    stall_timer,
 )
 from transport.message import (
     BULK,
@@ -79,6 +77,7 @@ from transport.message import (
     Welcome,
 )
 from transport.sending import LinkSender
+from transport.timer import Redial, Stall
 
 Heard = tuple[list[Event], list[Effect]]
 
@@ -252,7 +251,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
             effects += self.pump(link, CONTROL)
         effects += self._forget_waiting(link)
         if link.dialled is not None:
-            effects.append(CancelTimer(redial_timer(peer)))
+            effects.append(CancelTimer(Redial(peer)))
         del self.links[peer]
         return effects
 
@@ -275,12 +274,11 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
                     return [], []
                 self._count("lane broken")
                 return self._lose(at, link, f"{lane} lane: {reason}")
-            case TimerFired(timer) if timer.startswith("stall/"):
-                link = self.links.get(timer.split("/", 2)[2])
-                lane = BULK if timer.startswith(f"stall/{BULK}") else CONTROL
+            case TimerFired(Stall(peer, lane)):
+                link = self.links.get(peer)
                 return self._stalled(at, link, lane) if link is not None else ([], [])
-            case TimerFired(timer) if timer.startswith("redial/"):
-                link = self.links.get(timer.removeprefix("redial/"))
+            case TimerFired(Redial(peer)):
+                link = self.links.get(peer)
                 if link is None or link.whole:
                     return [], []
                 heard, effects = self._down(link, "no welcome on both lanes")
@@ -305,7 +303,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
             case Refused(reason, again) if link is not None and link.dialled is not None:
                 del self.links[link.peer]
                 gone = self._forget_waiting(link)
-                timer = CancelTimer(redial_timer(link.peer))
+                timer = CancelTimer(Redial(link.peer))
                 return [PeerRefused(link.peer, reason, again)], [*gone, timer]
             case _:
                 return self._lost(event)
@@ -381,7 +379,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
             self.number(link, lane, link.lanes[lane], Hello(link.dialled or {}, link.run))
             for lane in LANES
         ]
-        return [*effects, SetTimer(redial_timer(link.peer), at + wait)]
+        return [*effects, SetTimer(Redial(link.peer), at + wait)]
 
     def _hello(self, event: MessageArrived[Any], hello: Hello) -> Heard:
         """Handle Hello on the listening side.
@@ -441,7 +439,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         if not link.whole:
             return heard, []
         link.attempts = 0
-        return heard, [CancelTimer(redial_timer(link.peer))]
+        return heard, [CancelTimer(Redial(link.peer))]
 
     # Failures.
 
@@ -460,7 +458,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
             # Messages of the lost session that still arrive are stale, above all its Welcome: our
             # sequence numbers restart, and the peer would drop them as duplicates.
             link.session += 1
-            effects.append(SetTimer(redial_timer(link.peer), at + REDIAL_S_MIN))
+            effects.append(SetTimer(Redial(link.peer), at + REDIAL_S_MIN))
         return heard, effects
 
     def _watch(self, at: float, link: Link, lane: Lane) -> list[Effect]:
@@ -469,7 +467,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         if state.watched is not None:
             return []
         state.watched = state.advanced
-        return [SetTimer(stall_timer(link.peer, lane), at + STALL_S)]
+        return [SetTimer(Stall(link.peer, lane), at + STALL_S)]
 
     def _stalled(self, at: float, link: Link, lane: Lane) -> Heard:
         state = link.lanes[lane]
@@ -492,7 +490,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         for lane in LANES:
             if link.lanes[lane].watched is not None:
                 link.lanes[lane].watched = None
-                effects.append(CancelTimer(stall_timer(link.peer, lane)))
+                effects.append(CancelTimer(Stall(link.peer, lane)))
             for waiting in link.lanes[lane].outbox.waiting:
                 if waiting.payload:
                     effects += self.handles.release(waiting.payload)

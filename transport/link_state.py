@@ -125,13 +125,3 @@ class AcceptedRuns(Struct, forbid_unknown_fields=True):
         """Accept ``run`` from now on, since a member of it has joined."""
         if run and self.own and run not in (self.own, *self.joined):
             self.joined.append(run)
-
-
-def stall_timer(peer: str, lane: Lane) -> str:
-    """The name of the timer that detects a stall of this lane."""
-    return f"stall/{lane}/{peer}"
-
-
-def redial_timer(peer: str) -> str:
-    """The name of the timer for the next dial of this peer."""
-    return f"redial/{peer}"

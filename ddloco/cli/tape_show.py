@@ -104,11 +104,19 @@ def line(event: TimelineEvent, *, full: bool = False) -> str:
 
 
 def _short(value: Any, *, full: bool) -> str:
-    text = value.hex() if isinstance(value, bytes) else str(value)
+    text = value.hex() if isinstance(value, bytes) else _in_words(value)
     if full:
         return text
     text = text[:8] if isinstance(value, bytes) else text
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[: VALUE_CHARS_MAX - 3]}..."
+
+
+def _in_words(value: Any) -> str:
+    """A value, such as a timer, as text: that of a struct has the struct's name and fields."""
+    if not isinstance(value, dict) or "type" not in value:
+        return str(value)
+    rest = (f"{key}={each}" for key, each in value.items() if key != "type")
+    return f"{value['type']}({', '.join(rest)})"
 
 
 def tape_show(given: argparse.Namespace) -> int:

@@ -16,8 +16,8 @@ from ddloco.debugger.merge_history import Answer, Merge
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import parse_event
 from ddloco.job.config import DATA_PARALLEL
-from ddloco.job.protocol.events import Evaluated, FragmentEncoded, StepFinished
 from ddloco.job.protocol.messages import GlobalFragment, Resume, StatePiece
+from ddloco.job.protocol.work import Evaluated, FragmentEncoded, StepFinished
 from ddloco.stage.files.toml import ConfigError
 from transport import MessageArrived
 

@@ -14,7 +14,7 @@ from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.wording import phrase
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import WorkResult
-from transport import MessageArrived, SetTimer, TimerFired
+from transport import MessageArrived, SetTimer, Timer, TimerFired
 
 
 class Cause(Struct, frozen=True):
@@ -97,7 +97,7 @@ class _Requests:
 
     def __init__(self, run: RecordedRun, who: str, until: int) -> None:
         self._works: dict[int, int] = {}
-        self._timers: dict[str, list[int]] = {}
+        self._timers: dict[Timer, list[int]] = {}
         for step in run.stepper(who).steps(until):
             for effect in step.effects:
                 if type(effect) is SetTimer:
@@ -109,8 +109,8 @@ class _Requests:
         """Return the event that asked for a piece of work, by its number; None if none did."""
         return self._works.get(work)
 
-    def timer(self, name: str, before: int) -> int | None:
+    def timer(self, timer: Timer, before: int) -> int | None:
         """Return the last event before event ``before`` that set a timer; None if none did."""
-        setters = self._timers.get(name, ())
+        setters = self._timers.get(timer, ())
         place = bisect_left(setters, before)
         return setters[place - 1] if place else None

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from clocks import actor_of
-from ddloco.job.protocol.events import FragmentMerged
 from ddloco.job.protocol.messages import Contribution
 from ddloco.job.protocol.status import Numbers
+from ddloco.job.protocol.work import FragmentMerged
 from ddloco.machines.data_parallel.coordinator import Coordinator
 from ddloco.machines.syncer.accounts import LATE, mean_tokens
 from ddloco.machines.syncer.machine import Syncer

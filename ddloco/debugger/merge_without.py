@@ -16,8 +16,7 @@ from ddloco.debugger.merge_history import Merge
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import parse_event
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
-from ddloco.job.protocol.effects import MergeFragment
-from ddloco.job.protocol.events import FragmentMerged
+from ddloco.job.protocol.work import FragmentMerged, MergeFragment
 from ddloco.replayer.job_executor import JobExecutor
 from ddloco.stage.arrays.array_table import F32
 from ddloco.stage.files.toml import ConfigError

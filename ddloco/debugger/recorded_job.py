@@ -12,10 +12,10 @@ from clocks import actor_of
 from ddloco.debugger.merge_history import Merge, MergeHistory, tokens_merged
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.job.config import SYNCER
-from ddloco.job.protocol.effects import RunStep
-from ddloco.job.protocol.events import Started, StepFinished
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.status import Numbers
+from ddloco.job.protocol.work import RunStep, StepFinished
 from ddloco.replayer.recording import open_recording, program_in, settings_of
 from ddloco.roles.job_program import JobProgram
 from ddloco.roles.resume import JobStartPoint, plan_of

@@ -16,16 +16,11 @@ from clocks import actor_of
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.job.protocol.compression import Format, compressed_layout
-from ddloco.job.protocol.events import (
-    Evaluated,
-    FragmentEncoded,
-    Started,
-    StateInstalled,
-    StepFinished,
-)
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Pull, StatePiece
 from ddloco.job.protocol.time_spent import TimeSpent, of_step
+from ddloco.job.protocol.work import Evaluated, FragmentEncoded, StateInstalled, StepFinished
 from ddloco.machines.syncer.estimates import Recent
 from ddloco.stage.actors.events import (
     Captured,

@@ -13,8 +13,8 @@ from ddloco.debugger.event_alignment import AlignedEvents, event_difference
 from ddloco.debugger.merge_processes import merges_in
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun
-from ddloco.job.protocol.events import TENSOR_DIGEST_BYTES
 from ddloco.job.protocol.tape_facts import TASK
+from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
 from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.what_if import change_of
 from ddloco.stage.files.toml import ConfigError

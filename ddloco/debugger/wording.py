@@ -2,13 +2,9 @@
 
 from typing import Any
 
-from ddloco.job.protocol.events import (
-    FragmentEncoded,
-    FragmentMerged,
-    Started,
-    StepFinished,
-)
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Progress, Pull
+from ddloco.job.protocol.work import FragmentEncoded, FragmentMerged, StepFinished
 from ddloco.stage.actors.events import Computed, WorkFailed
 from ddloco.stage.programs.user_actor import NOT_HERE
 from transport import MessageArrived, TimerFired
@@ -40,7 +36,7 @@ def phrase(event: Any) -> str:
         case WorkFailed():
             return f"work failed: {event.reason}"
         case TimerFired():
-            return f"the timer {event.timer!r} fired"
+            return f"the timer {event.timer} fired"
         case Started():
             return f"{event.incarnation} started"
         case _:

@@ -4,8 +4,9 @@ from typing import Any
 
 from clocks import actor_of
 from ddloco.job.config import DATA_PARALLEL, Job
-from ddloco.job.protocol.effects import Asked
 from ddloco.job.protocol.messages import JobBody
+from ddloco.job.protocol.timers import JobTimer
+from ddloco.job.protocol.work import Asked
 from ddloco.machines.data_parallel.coordinator import Coordinator
 from ddloco.machines.data_parallel.replica import Replica
 from ddloco.machines.learner.machine import Learner
@@ -29,4 +30,4 @@ def machine_for(job: Job, incarnation: str) -> Machine:
 
 def states_for(job: Job, incarnation: str) -> ActorStates[Any]:
     """Return what reads the states of an actor; it admits no other machine than the actor's own."""
-    return ActorStates(type(machine_for(job, incarnation)), JobBody | ActorBody, Asked)
+    return ActorStates(type(machine_for(job, incarnation)), JobBody | ActorBody, Asked, JobTimer)

@@ -12,20 +12,15 @@ from msgspec.structs import replace
 
 from clocks import actor_of
 from ddloco.job.config import Job, Worker
-from ddloco.job.protocol.effects import (
-    CopyState,
+from ddloco.job.protocol.events import Started
+from ddloco.job.protocol.work import (
     EncodeFragment,
-    InstallState,
-    MergeFragment,
-    Recover,
-    RunStep,
-)
-from ddloco.job.protocol.events import (
     FragmentEncoded,
     FragmentMerged,
     Kept,
+    MergeFragment,
+    Recover,
     Recovered,
-    Started,
     StepFinished,
     first_tensor,
 )
@@ -35,7 +30,7 @@ from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.report import Report
 from ddloco.replayer.tape_runner import Mismatch
 from ddloco.replayer.what_if import WhatIf
-from ddloco.stage.actors.effects import CaptureState, Work
+from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import WorkResult
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.arrays.shared_memory import SharedMemory
@@ -102,12 +97,10 @@ class JobExecutor:
         if isinstance(work, Recover) and isinstance(self.executor, WorkExecutor):
             return False  # What the disk held is a fact: see ``_check_recovered``.
         known = self.arrays.known(*work.reads)
-        if isinstance(work, InstallState):
-            self._knows_state = known  # A whole state takes the place of whatever was there.
-        if isinstance(work, RunStep | CopyState):
-            known = self._knows_state = self._knows_state and known
-        if isinstance(work, CaptureState):
-            known = self._knows_state and known  # A snapshot has the worker's state as well.
+        if work.worker_state in {"reads", "changes"}:
+            known = known and self._knows_state
+        if work.worker_state in {"changes", "replaces"}:
+            self._knows_state = known
         return known
 
     def _merged(self, coming: Awaitable[WorkResult]) -> Awaitable[WorkResult]:
@@ -130,7 +123,7 @@ class JobExecutor:
     def is_repeated(self, work: Work) -> bool:
         """Whether work that ran at the cut is begun again: not what only the worker's former state
         could do, and of a step the snapshot has the result."""
-        return not isinstance(work, RunStep | CopyState)
+        return work.worker_state not in {"reads", "changes"}
 
     # What is compared.
 

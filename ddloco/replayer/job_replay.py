@@ -7,8 +7,9 @@ from pathlib import Path
 
 from clocks import actor_of
 from ddloco.job.config import Job
-from ddloco.job.protocol.events import FragmentMerged, Happened, OwnState, Started, StepFinished
+from ddloco.job.protocol.events import Happened, OwnState, Started
 from ddloco.job.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
+from ddloco.job.protocol.work import FragmentMerged, StepFinished
 from ddloco.machines.registry import machine_for
 from ddloco.replayer.comparer import changed_facts, open_comparison
 from ddloco.replayer.job_executor import JobExecutor, open_executor

@@ -60,7 +60,7 @@ class ProgramTapes:
             self.warn(difference)
         start = self.start_point.start(incarnation) if self.start_point is not None else None
         arrays = ArrayTable()
-        actor = new_actor(incarnation, role.machine())
+        actor = new_actor(incarnation, self.loaded.machine(incarnation))
         if start is not None:
             start.lay_out(arrays)
             actor = start.actor

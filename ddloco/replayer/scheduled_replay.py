@@ -21,8 +21,9 @@ from msgspec.structs import replace
 
 from clocks import actor_of
 from ddloco.job.config import Job
-from ddloco.job.protocol.events import Happened, Recovered, Started, StateCopied, StepFinished
+from ddloco.job.protocol.events import Happened, Started
 from ddloco.job.protocol.tape_facts import SEMANTICS, STATE_PIECES, TASK, is_simulated
+from ddloco.job.protocol.work import Recovered, StateCopied, StepFinished
 from ddloco.machines.registry import machine_for
 from ddloco.replayer.comparer import MEASURED
 from ddloco.replayer.job_executor import JobExecutor, open_executor

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from clocks import actor_of
 from ddloco.job.config import Job, Outer
-from ddloco.job.protocol.effects import MergeFragment
+from ddloco.job.protocol.work import MergeFragment
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.files.toml import ConfigError
 
@@ -88,6 +88,12 @@ def what_if(job: Job, schedule: Job, without: Collection[str], since: int | None
         raise ConfigError(f"--since {since}: want a global step from 1 to {schedule.job.steps}")
     if not without and since is None:
         return None
+    then, now = schedule.outer.optimizer, job.outer.optimizer
+    if since is not None and then != now:
+        raise ConfigError(
+            f'--since {since}: the schedule has outer.optimizer = "{then}" before that step, this '
+            f'job has "{now}", which keeps another state; leave out --since, or set it as it was'
+        )
     before = schedule.outer if since is not None else job.outer
     return WhatIf(since or 0, tuple(sorted(set(without))), before)
 

@@ -16,11 +16,11 @@ import trio
 
 from ddloco.job.config import DATA_PARALLEL, Job
 from ddloco.job.keys import curve_of
-from ddloco.job.protocol.effects import RunStep
 from ddloco.job.protocol.events import Happened, OwnState, Started
 from ddloco.job.protocol.messages import JobBody
 from ddloco.job.protocol.tape_facts import SEMANTICS, TASK
 from ddloco.job.protocol.validation import admission
+from ddloco.job.protocol.work import RunStep
 from ddloco.machines.registry import machine_for, states_for
 from ddloco.roles.resume import (
     OWN_STATE,

@@ -14,9 +14,9 @@ import xxhash
 from clocks import actor_of
 from ddloco.job.config import Job, Outer, load_job
 from ddloco.job.job_folder import run_of_place
-from ddloco.job.protocol.effects import RunStep
-from ddloco.job.protocol.events import Kept, OwnState
+from ddloco.job.protocol.events import OwnState
 from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.job.protocol.work import Kept, RunStep
 from ddloco.machines.data_parallel.coordinator import Coordinator
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.outer.optimizers.optimizer import STEPS

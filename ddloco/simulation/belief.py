@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ddloco.job.protocol.effects import MergeFragment
-from ddloco.job.protocol.events import FragmentMerged
 from ddloco.job.protocol.messages import GlobalFragment
+from ddloco.job.protocol.work import FragmentMerged, MergeFragment
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.outlier_history import FEW, STRIKES
 from ddloco.replayer.invariants.base import InvariantCheck, hold

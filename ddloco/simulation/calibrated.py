@@ -20,9 +20,10 @@ from msgspec.structs import replace
 
 from clocks import actor_of
 from ddloco.job.config import Job, load_job
-from ddloco.job.protocol.events import FragmentEncoded, FragmentMerged, Happened
+from ddloco.job.protocol.events import Happened
 from ddloco.job.protocol.messages import Contribution, Pull
 from ddloco.job.protocol.tape_facts import TENSORS
+from ddloco.job.protocol.work import FragmentEncoded, FragmentMerged
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.physics import Physics

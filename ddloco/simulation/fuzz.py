@@ -15,10 +15,10 @@ from typing import Any, get_args
 from msgspec.structs import replace
 
 from ddloco.job.config import Job, job_from
-from ddloco.job.protocol.effects import SaveModel
-from ddloco.job.protocol.events import ModelSaved, Started
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import Close
 from ddloco.job.protocol.tape_facts import TENSORS
+from ddloco.job.protocol.work import ModelSaved, SaveModel
 from ddloco.replayer.invariants.base import InvariantCheck, PerSyncer, Violation, hold
 from ddloco.replayer.invariants.launches import Launches
 from ddloco.replayer.invariants.training import Causal, Durable, Learning, Merging

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddloco.job.config import MergeRuleName, Outer, OuterOptimizerName
-from ddloco.job.protocol.effects import MergeFragment, Share
-from ddloco.job.protocol.events import FragmentMerged
+from ddloco.job.protocol.work import FragmentMerged, MergeFragment, Share
 from ddloco.machines.outer.optimizers.optimizer import STEPS
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.replayer.invariants.base import InvariantCheck, hold

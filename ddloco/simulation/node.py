@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clocks import number_of
-from ddloco.job.protocol.effects import (
+from ddloco.job.protocol.work import (
     AverageGradients,
     EncodeFragment,
     MakeParameters,
@@ -18,6 +18,7 @@ from ddloco.stage.files.faults import Fault
 from ddloco.stage.process.log import ActorLog
 from ddloco.workers.simulated.work import Content, SimulatedWork
 from replay import Recorder
+from transport import Timer
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Node:
     contents: dict[str, Content] = field(default_factory=dict[str, Content])
     step_until: float = 0.0
     """When the current step will be done, unless that changes."""
-    timers: dict[str, float] = field(default_factory=dict[str, float])
+    timers: dict[Timer, float] = field(default_factory=dict[Timer, float])
 
     @property
     def number(self) -> int:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clocks import actor_of, number_of
-from ddloco.job.protocol.effects import RunStep
-from ddloco.job.protocol.events import Recovered
+from ddloco.job.protocol.work import Recovered, RunStep
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.replayer.invariants.base import InvariantCheck, hold

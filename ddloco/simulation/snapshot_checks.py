@@ -11,9 +11,8 @@ from typing import Any
 
 from clocks import number_of
 from ddloco.job.config import Job
-from ddloco.job.protocol.effects import MergeFragment
-from ddloco.job.protocol.events import FragmentMerged
 from ddloco.job.protocol.messages import Contribution
+from ddloco.job.protocol.work import FragmentMerged, MergeFragment
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.registry import states_for
 from ddloco.machines.syncer.machine import Syncer
@@ -24,7 +23,7 @@ from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import CommitSnapshot, Observe, Work
 from ddloco.stage.actors.events import WorkResult
 from ddloco.stage.actors.observations import BEGUN, DISCARDED, TAKEN
-from ddloco.stage.actors.snapshot_adapter import CUT, GATHER
+from ddloco.stage.actors.timers import MarkerDeadline, PartDeadline
 from ddloco.workers.simulated.snapshot_sink import CapturedPart, SnapshotMemory
 from snapshot import Part
 from snapshot.participant import REFUSED, UNDER_WAY_MAX
@@ -324,12 +323,12 @@ class SnapshotEndings(InvariantCheck[World, Node]):
         self.hold(count <= UNDER_WAY_MAX, CONCURRENT, f"{me}: {count} snapshots are under way")
         if count == UNDER_WAY_MAX:
             self._full[node.incarnation] = world.now
-        there = set(cutting.peers())
+        there, timers = set(cutting.peers()), [timer for timer, _ in actor.timers]
         flight: list[str] = []
         for cut in opened.values():
             gone = sorted({peer for peer, _ in cut.awaited} - there)
             self.hold(not gone, TERMINATES, f"{me} awaits a marker of {gone}, who are not there")
-            self.hold(CUT + cut.snapshot in actor.timers, TERMINATES, f"{me} waits for ever")
+            self.hold(MarkerDeadline(cut.snapshot) in timers, TERMINATES, f"{me} waits for ever")
             flight += [each.handle for said in cut.in_flight.values() for each in said]
         flight = sorted(handle for handle in flight if handle)
         held = sorted(handle for handle, n in cutting.flight.items() for _ in range(n))
@@ -337,7 +336,7 @@ class SnapshotEndings(InvariantCheck[World, Node]):
         writing = {snapshot for snapshot, _ in cutting.held.values()}
         idle = sorted(own.keys() - opened.keys() - writing)
         self.hold(not idle, TERMINATES, f"{me}: nothing will be written of {idle}")
-        late = sorted(each for each in gatherings if GATHER + each not in actor.timers)
+        late = sorted(each for each in gatherings if PartDeadline(each) not in timers)
         self.hold(not late, TERMINATES, f"{me}: no timer is set after {late}")
         works = {*cutting.held, *cutting.commits} - self._works[node.incarnation]
         self.hold(not works, TERMINATES, f"{me} waits for work {sorted(works)}, which is over")

@@ -9,9 +9,8 @@ from typing import Any
 import xxhash
 from msgspec.msgpack import Encoder
 
-from ddloco.job.protocol.effects import MergeFragment, RunStep
-from ddloco.job.protocol.events import Recovered, StepFinished
 from ddloco.job.protocol.messages import Contribution
+from ddloco.job.protocol.work import MergeFragment, Recovered, RunStep, StepFinished
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.machines.syncer.machine import Syncer

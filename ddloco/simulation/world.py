@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddloco.job.config import Job
-from ddloco.job.protocol.effects import Differentiate, RunStep
-from ddloco.job.protocol.events import Started, StepFinished
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.work import Differentiate, RunStep, StepFinished
 from ddloco.machines.registry import machine_for
 from ddloco.simulation.network import Line
 from ddloco.simulation.node import Node, Pace

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddloco.stage.files.settings import SnapshotTable, TapeTable
-    from ddloco.stage.programs.program import Program, Role, star
+    from ddloco.stage.programs.program import Program, Role, mesh, star
     from ddloco.stage.programs.user_actor import Array, UserActor, computation
     from transport import Body
 
@@ -20,6 +20,7 @@ __all__ = [
     "TapeTable",
     "UserActor",
     "computation",
+    "mesh",
     "star",
 ]
 
@@ -31,6 +32,7 @@ _HOMES = {
     "SnapshotTable": "ddloco.stage.files.settings",
     "TapeTable": "ddloco.stage.files.settings",
     "UserActor": "ddloco.stage.programs.user_actor",
+    "mesh": "ddloco.stage.programs.program",
     "star": "ddloco.stage.programs.program",
     "computation": "ddloco.stage.programs.user_actor",
 }

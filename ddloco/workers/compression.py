@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from ddloco.job.config import Job
-from ddloco.job.protocol.effects import EncodeFragment, MergeFragment, Share
+from ddloco.job.protocol.work import EncodeFragment, MergeFragment, Share
 from ddloco.machines.outer.merge import Contribution, Segment
 from ddloco.stage.arrays.array_table import F32, ArrayTable, HostCopy
 from ddloco.workers.layout import Layouts

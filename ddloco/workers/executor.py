@@ -16,41 +16,37 @@ import xxhash
 
 from clocks import actor_of, number_of
 from ddloco.job.config import DATA_PARALLEL, Job, Outer
-from ddloco.job.protocol.effects import (
+from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.work import (
+    TENSOR_DIGEST_BYTES,
     AverageGradients,
-    CopyState,
     DecodeFragment,
     Differentiate,
     EncodeFragment,
-    EncodePiece,
     Evaluate,
-    InstallState,
-    MakeParameters,
-    MergeFragment,
-    Recover,
-    RunStep,
-    SaveModel,
-)
-from ddloco.job.protocol.events import (
-    TENSOR_DIGEST_BYTES,
     Evaluated,
     FragmentDecoded,
     FragmentEncoded,
     FragmentMerged,
     Kept,
+    MakeParameters,
+    MergeFragment,
     ModelSaved,
     ParametersMade,
+    Recover,
     Recovered,
+    RunStep,
+    SaveModel,
     StepFinished,
 )
-from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.machines.outer.merge import merge_fragment
 from ddloco.machines.outer.optimizers.optimizer import state_digest
 from ddloco.machines.outer.optimizers.table import usual_direction, zero_state
 from ddloco.machines.outer.outlier_test import OutlierTest
 from ddloco.machines.syncer.global_fragments import names
-from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
+from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import WorkFailed, WorkResult
+from ddloco.stage.actors.work_table import Doer, doers, does
 from ddloco.stage.arrays.array_table import F32, ArrayTable, HostCopy, Stored
 from ddloco.stage.arrays.shared_memory import Region, SharedMemory
 from ddloco.stage.driver.snapshot_sink import SnapshotSink
@@ -80,7 +76,7 @@ def tensor_digests(payload: Payload) -> bytes:
 UNKEPT, KEPT_AGAIN = "merge not kept", "merges are kept again"
 
 
-class WorkExecutor:
+class WorkExecutor(Doer):
     """Does the work of one actor.
 
     Args:
@@ -130,6 +126,7 @@ class WorkExecutor:
         parallel = job.job.method in DATA_PARALLEL
         refuses = f"{job.job.method} jobs take no snapshots" if parallel else ""
         self.capture = SnapshotWork(arrays, process, sink, refuses)
+        self._doers = doers(self, self.state, self.capture)
 
     async def prepare(self) -> rpc.Prepared:
         """Have the worker load the task; returns the parameters' leaves and the fingerprint.
@@ -188,7 +185,7 @@ class WorkExecutor:
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
         """Do one piece of work; a failure is a result too. A step begins before this returns."""
-        return self._caught(work, self._doers()[type(work)](work))
+        return self._caught(work, self._doers[type(work)](work))
 
     async def _caught(self, work: Work, result: Awaitable[WorkResult]) -> WorkResult:
         try:
@@ -202,28 +199,9 @@ class WorkExecutor:
         except OSError as error:
             return WorkFailed(work.work, "worker", said_of(error))
 
-    def _doers(self) -> dict[type[Any], Callable[[Any], Awaitable[WorkResult]]]:
-        return {
-            Recover: self._recover,
-            MakeParameters: self._make_parameters,
-            RunStep: self._run_step,
-            Differentiate: self._differentiate,
-            AverageGradients: self._average_gradients,
-            EncodeFragment: self._encode_fragment,
-            DecodeFragment: self._decode_fragment,
-            CopyState: self.state.copy,
-            EncodePiece: self.state.encode,
-            InstallState: self.state.install,
-            MergeFragment: self._merge_fragment,
-            Evaluate: self._evaluate,
-            SaveModel: self._save_model,
-            CaptureState: self.capture.state,
-            CaptureFlight: self.capture.flight,
-            CommitSnapshot: self.capture.commit,
-        }
-
     # Work in the JAX worker process.
 
+    @does(Recover)
     async def _recover(self, work: Recover) -> Recovered:
         found = await _in_thread(self._keep.find)
         for each in found:
@@ -238,6 +216,7 @@ class WorkExecutor:
         for handle, array in zip(names(p, version), arrays, strict=True):
             self._arrays.put(handle, array)
 
+    @does(MakeParameters)
     async def _make_parameters(self, work: MakeParameters) -> ParametersMade:
         region = self._arena.allocate(self.plan.total_bytes)
         await self._process.expect(rpc.Fill(rpc.span_of(region)), rpc.Ready)
@@ -252,6 +231,7 @@ class WorkExecutor:
         self._arena.free(region)
         return ParametersMade(work.work, digest.digest())
 
+    @does(RunStep)
     def _run_step(self, work: RunStep) -> Awaitable[StepFinished]:
         self.capture.trains = True
         spans: list[tuple[int, rpc.Span]] = []
@@ -292,6 +272,7 @@ class WorkExecutor:
             copies.append((each.fragment, copy))
         return copies
 
+    @does(Differentiate)
     async def _differentiate(self, work: Differentiate) -> StepFinished:
         source, out = self._arrays.lend(self._arrays.get(work.source).data), self._whole()
         request = rpc.Differentiate(rpc.span_of(source), rpc.span_of(out))
@@ -302,6 +283,7 @@ class WorkExecutor:
         self._arena.free(out)
         return step_finished(work, trained)
 
+    @does(AverageGradients)
     async def _average_gradients(self, work: AverageGradients) -> FragmentMerged:
         mean = np.zeros_like(self._arrays.get(work.theta))
         shares = {share.name: share for share in work.shares}
@@ -330,6 +312,7 @@ class WorkExecutor:
     def _whole(self) -> Region:
         return self._arena.allocate(self.plan.total_bytes)
 
+    @does(Evaluate)
     async def _evaluate(self, work: Evaluate) -> Evaluated:
         region = self._arena.allocate(self.plan.total_bytes)
         for p, handle in enumerate(work.fragments):
@@ -341,6 +324,7 @@ class WorkExecutor:
 
     # Work with numpy, in threads.
 
+    @does(EncodeFragment)
     async def _encode_fragment(self, work: EncodeFragment) -> FragmentEncoded:
         host: HostCopy = self._arrays.get(work.source)
         await host.written.wait()
@@ -361,6 +345,7 @@ class WorkExecutor:
             error = xxhash.xxh3_128_digest(lost.data)
         return FragmentEncoded(work.work, payload.digest, error, tensor_digests(payload))
 
+    @does(DecodeFragment)
     async def _decode_fragment(self, work: DecodeFragment) -> FragmentDecoded:
         base, difference = (self._arrays.get(each).data for each in work.reads)
         make = partial(self.compression.version, work.fragment, base, difference)
@@ -368,6 +353,7 @@ class WorkExecutor:
         self._arrays.put(work.out, payload)
         return FragmentDecoded(work.work, payload.digest)
 
+    @does(MergeFragment)
     async def _merge_fragment(self, work: MergeFragment) -> FragmentMerged:
         merged, made = await _in_thread(partial(self._merge, work))
         for handle, array in zip(work.makes, made, strict=True):
@@ -457,6 +443,7 @@ class WorkExecutor:
             trio.from_thread.run_sync(self._note, UNKEPT if problem else KEPT_AGAIN, said)
         self._unkept = problem
 
+    @does(SaveModel)
     async def _save_model(self, work: SaveModel) -> ModelSaved:
         path = self._folder / MODEL_FILE
 

@@ -15,7 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from clocks import open_regular, read_regular
-from ddloco.job.protocol.events import Kept
+from ddloco.job.protocol.work import Kept
 from ddloco.machines.outer.optimizers.optimizer import State, state_digest
 from ddloco.machines.syncer.global_fragments import OUTER
 from ddloco.stage.arrays.array_table import F32

@@ -5,9 +5,16 @@ from collections.abc import Awaitable
 import trio
 import xxhash
 
-from ddloco.job.protocol.effects import CopyState, EncodePiece, InstallState
-from ddloco.job.protocol.events import PieceEncoded, StateCopied, StateInstalled
 from ddloco.job.protocol.state_layout import PIECE_BYTES, TENSOR, piece_slice, pieces_of
+from ddloco.job.protocol.work import (
+    CopyState,
+    EncodePiece,
+    InstallState,
+    PieceEncoded,
+    StateCopied,
+    StateInstalled,
+)
+from ddloco.stage.actors.work_table import Doer, does
 from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
 from ddloco.stage.arrays.shared_memory import Region
 from ddloco.workers import rpc
@@ -15,7 +22,7 @@ from ddloco.workers.process import WorkerProcess, WorkerRequestError
 from transport import Bytes, Payload, Pieces, aligned, describe
 
 
-class StateTransfer:
+class StateTransfer(Doer):
     """Transfers the state of one actor.
 
     Args:
@@ -34,6 +41,7 @@ class StateTransfer:
         self._arrays = arrays
         self._process = process
 
+    @does(CopyState)
     def copy(self, work: CopyState) -> Awaitable[StateCopied]:
         """Copy the state in the worker; requested before this returns, so before the next step."""
         out = self._arrays.shared.allocate(max(self.nbytes, 1))
@@ -54,6 +62,7 @@ class StateTransfer:
         """Divide a state into this many pieces, as its sender did."""
         self.piece_bytes = aligned(-(-self.nbytes // pieces))
 
+    @does(EncodePiece)
     async def encode(self, work: EncodePiece) -> PieceEncoded:
         """Make a payload of a piece of a copy, whose bytes are borrowed, or of a received piece."""
         source: HostCopy | Payload = self._arrays.get(work.source)
@@ -66,6 +75,7 @@ class StateTransfer:
         self._arrays.put(work.out, payload)
         return PieceEncoded(work.work, payload.digest)
 
+    @does(InstallState)
     async def install(self, work: InstallState) -> StateInstalled:
         """Have the worker install a state from its pieces."""
         pieces = [self._arrays.get(handle) for handle in work.pieces]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ddloco.job.protocol.events import TENSOR_DIGEST_BYTES
+from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
 
 U32 = jnp.uint32
 PLACE, BITS = 0x85EBCA6B, 0x9E3779B1

@@ -27,28 +27,26 @@ from tools import ROOT, say
 
 from clocks import actor_of
 from ddloco.job.config import Job, load_job
-from ddloco.job.protocol.effects import (
-    EncodeFragment,
-    Evaluate,
-    MakeParameters,
-    MergeFragment,
-    Recover,
-    RunStep,
-    SaveModel,
-)
-from ddloco.job.protocol.events import (
-    Evaluated,
-    FragmentEncoded,
-    FragmentMerged,
-    ModelSaved,
-    ParametersMade,
-    Recovered,
-    Started,
-    StepFinished,
-)
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import Leaf, wire_layout
 from ddloco.job.protocol.messages import JobBody
 from ddloco.job.protocol.validation import admission
+from ddloco.job.protocol.work import (
+    EncodeFragment,
+    Evaluate,
+    Evaluated,
+    FragmentEncoded,
+    FragmentMerged,
+    MakeParameters,
+    MergeFragment,
+    ModelSaved,
+    ParametersMade,
+    Recover,
+    Recovered,
+    RunStep,
+    SaveModel,
+    StepFinished,
+)
 from ddloco.machines.registry import machine_for
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.arrays.array_table import ArrayTable

@@ -29,11 +29,11 @@ from tools import ROOT, Servant, median, say, servant
 
 from clocks import MonotonicTime
 from ddloco.job.config import load_job
-from ddloco.job.protocol.effects import EncodeFragment, RunStep
-from ddloco.job.protocol.events import FragmentEncoded, Started, StepFinished
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import wire_layout
 from ddloco.job.protocol.messages import JobBody
 from ddloco.job.protocol.validation import admission
+from ddloco.job.protocol.work import EncodeFragment, FragmentEncoded, RunStep, StepFinished
 from ddloco.machines.registry import machine_for
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.events import WorkFailed

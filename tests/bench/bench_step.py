@@ -180,7 +180,7 @@ def serve_job(connection: Connection, path: Path, block: int) -> None:
     import trio
 
     from ddloco.job.config import load_job
-    from ddloco.job.protocol.effects import RunStep
+    from ddloco.job.protocol.work import RunStep
     from ddloco.roles import job_program
     from ddloco.stage.files.run_folder import open_folder
     from ddloco.stage.nodes import node

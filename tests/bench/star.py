@@ -21,15 +21,15 @@ from shaped_link import Place, enter
 from tools import Servant, servant
 
 from ddloco.job.config import Outer, job_from
-from ddloco.job.protocol.effects import (
+from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, JobBody
+from ddloco.job.protocol.work import (
     DecodeFragment,
     Differences,
     EncodeFragment,
     MergeFragment,
     Share,
 )
-from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
-from ddloco.job.protocol.messages import Contribution, GlobalFragment, JobBody
 from ddloco.machines.outer.optimizers.table import zero_state
 from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
 from ddloco.stage.arrays.shared_memory import SharedMemory

@@ -3,8 +3,8 @@
 import pytest
 
 from ddloco.job.config import job_from
-from ddloco.job.protocol.effects import RunStep
 from ddloco.job.protocol.messages import Pull
+from ddloco.job.protocol.work import RunStep
 from ddloco.replayer.invariants.base import InvariantCheck
 from ddloco.replayer.invariants.launches import Launches
 from ddloco.replayer.invariants.training import Causal, Durable, Learning, Merging

@@ -7,9 +7,8 @@ import itertools
 
 import pytest
 
-from ddloco.job.protocol.effects import RunStep
-from ddloco.job.protocol.events import StepFinished
 from ddloco.job.protocol.messages import Contribution, Progress
+from ddloco.job.protocol.work import RunStep, StepFinished
 from transport import Transmit
 
 FIRST, SECOND = "learner-0.1", "learner-1.1"

@@ -104,7 +104,7 @@ def test_the_status_at_an_event_shows_every_actors_state(killed, gossip, call):
     for said in ("gradients", "linked with", "trainer-1.1", "differentiate (work"):
         assert said in out
     code, out, _ = call("status", gossip, "--at", "peer-3.1:50")
-    assert (code, "arrived" in out) == (0, True)
+    assert (code, "copies" in out) == (0, True)
 
 
 def test_a_replay_stops_before_an_event(killed, gossip, call):

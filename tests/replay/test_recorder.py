@@ -5,7 +5,7 @@ import pytest
 
 from replay import Header, Recorder, Tape, TapeError, TapeWriter, digest_effects
 from replay.tape import Closed, Effects, Event, Raised
-from transport import SetTimer, TimerFired
+from transport import Redial, SetTimer, TimerFired
 
 HEADER = Header("a.1", "job-1", {}, "0", {})
 
@@ -20,24 +20,27 @@ def test_an_event_is_on_disk_before_it_is_handled(tape_path):
     """When ``event`` returns another process can read it, by its number, time and content."""
     recorder = Recorder(TapeWriter(tape_path, HEADER))
 
-    recorder.event(1, 0.5, {"b.1": 3}, TimerFired("grace"))
+    recorder.event(1, 0.5, {"b.1": 3}, TimerFired(Redial("grace")))
 
     [record] = Tape(tape_path).records()
     assert isinstance(record, Event)
     assert (record.n, record.at, record.clock) == (1, 0.5, {"b.1": 3})
-    assert msgpack.unpackb(record.event) == {"type": "TimerFired", "timer": "grace"}
+    assert msgpack.unpackb(record.event) == {
+        "type": "TimerFired",
+        "timer": {"type": "Redial", "peer": "grace"},
+    }
     recorder.close(1, "done")
 
 
 def test_the_digest_is_on_disk_before_any_effect_is_done(tape_path):
     """When ``effects`` or ``raised`` returns the outcome can be read, and then the end."""
     recorder = Recorder(TapeWriter(tape_path, HEADER))
-    effects = [SetTimer("grace", 1.0)]
+    effects = [SetTimer(Redial("grace"), 1.0)]
 
-    recorder.event(1, 0.0, {}, TimerFired("x"))
+    recorder.event(1, 0.0, {}, TimerFired(Redial("x")))
     recorder.effects(1, effects)
     assert list(Tape(tape_path).records())[1:] == [Effects(1, 1, digest_effects(effects))]
-    recorder.event(2, 0.0, {}, TimerFired("y"))
+    recorder.event(2, 0.0, {}, TimerFired(Redial("y")))
     recorder.raised(2, ValueError("bad " + "x" * 2000))
     recorder.close(2, "failed")
 
@@ -59,11 +62,11 @@ def test_an_event_keeps_the_order_of_its_dicts(tape_path):
 
 def test_equal_effects_have_equal_digests():
     """The digest depends on the effects and their order, not on the order of a mapping."""
-    one, two = SetTimer("a", 1.0), SetTimer("b", 1.0)
+    one, two = SetTimer(Redial("a"), 1.0), SetTimer(Redial("b"), 1.0)
 
-    assert digest_effects([one, two]) == digest_effects((SetTimer("a", 1.0), two))
+    assert digest_effects([one, two]) == digest_effects((SetTimer(Redial("a"), 1.0), two))
     assert digest_effects([{"x": 1, "y": 2}]) == digest_effects([{"y": 2, "x": 1}])
-    different = [[], [one], [two], [one, two], [two, one], [one, one], [SetTimer("a", 1.5)]]
+    different = [[], [one], [two], [one, two], [two, one], [one, one], [SetTimer(Redial("a"), 1.5)]]
     assert len({digest_effects(effects) for effects in different}) == len(different)
     assert {len(digest_effects(effects)) for effects in different} == {16}
 
@@ -72,7 +75,7 @@ def test_without_a_writer_nothing_is_recorded():
     """A recorder without a tape takes everything and keeps nothing."""
     recorder = Recorder(None)
 
-    recorder.event(1, 0.0, {}, TimerFired("x"))
+    recorder.event(1, 0.0, {}, TimerFired(Redial("x")))
     recorder.effects(1, [])
     recorder.raised(1, ValueError())
     recorder.close(1, "done")
@@ -86,7 +89,7 @@ def test_a_tape_that_cannot_be_written_stops_its_actor(tape_path, small_disk):
     no_room = small_disk(tape_path.stat().st_size)
 
     with pytest.raises(TapeError, match="cannot write"), no_room:
-        recorder.event(1, 0.0, {}, TimerFired("x"))
+        recorder.event(1, 0.0, {}, TimerFired(Redial("x")))
     assert recorder.dropped is None
     recorder.close(1, "tape failed")
 
@@ -97,7 +100,7 @@ def test_a_tape_that_cannot_be_written_is_dropped_where_the_job_says_so(tape_pat
     size = tape_path.stat().st_size
 
     with small_disk(size):
-        recorder.event(1, 0.0, {}, TimerFired("x"))
+        recorder.event(1, 0.0, {}, TimerFired(Redial("x")))
         recorder.effects(1, [])
         recorder.close(1, "done")
 

@@ -24,7 +24,8 @@ from msgspec.structs import replace
 
 from clocks import actor_of
 from ddloco.job.config import Job
-from ddloco.job.protocol.events import Happened, Kept, Recovered, Started, StepFinished
+from ddloco.job.protocol.events import Happened, Started
+from ddloco.job.protocol.work import Kept, Recovered, StepFinished
 from ddloco.machines.registry import machine_for, states_for
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.machines.syncer.machine import Syncer

@@ -42,6 +42,7 @@ READERS = ("snapshot/states.py", "ddloco/stage/actors/actor.py")
 NAMES = (
     *("Syncer", "Learner", "Coordinator", "Replica", "RunStep", "MergeFragment", "CaptureState"),
     *("Hello", "Progress", "Contribution", "SnapshotPart", "MessageArrived", "TimerFired"),
+    *("Redial", "PullDeadline", "MarkerDeadline"),
     *(
         "subprocess:Popen",
         "os:_Environ",

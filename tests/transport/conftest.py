@@ -16,6 +16,7 @@ from transport import (
     PeerJoined,
     PeerLost,
     PeerRefused,
+    Redial,
     Send,
     SetTimer,
     TimerFired,
@@ -42,6 +43,9 @@ class Side:
     def news(self):
         """Give joins, losses and refusals."""
         return [type(e) for e in self.heard if isinstance(e, PeerJoined | PeerLost | PeerRefused)]
+
+
+REDIAL = Redial(HUB)
 
 
 class Pair:
@@ -112,7 +116,7 @@ class Pair:
             for name, lane in busy:
                 self.deliver(self.spoke if name == SPOKE else self.hub, lane)
 
-    def fire(self, side, timer=f"redial/{HUB}"):
+    def fire(self, side, timer=REDIAL):
         self.at = max(self.at, side.timers.pop(timer))
         self.tell(side, TimerFired(timer))
 

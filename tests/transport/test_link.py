@@ -23,8 +23,10 @@ from transport import (
     PeerJoined,
     PeerLost,
     PeerRefused,
+    Redial,
     Send,
     SetTimer,
+    Timer,
     TimerFired,
 )
 from transport.flow_control import WAITING_MAX, WINDOW_MESSAGES
@@ -220,7 +222,7 @@ def test_dialling_slows_down_and_never_stops(new_pair):
     pair = new_pair()
     waits = []
     for _ in range(1200):
-        waits.append(pair.spoke.timers[f"redial/{HUB}"] - pair.at)
+        waits.append(pair.spoke.timers[Redial(HUB)] - pair.at)
         pair.fire(pair.spoke)
         pair.queues = {key: [] for key in pair.queues}
 
@@ -237,7 +239,7 @@ def test_success_makes_the_next_dial_soon_again(new_pair):
 
     pair.tell(pair.spoke, LaneBroken(HUB, BULK, "cut"))
 
-    assert pair.spoke.timers == {f"redial/{HUB}": pair.at + REDIAL_S_MIN}
+    assert pair.spoke.timers == {Redial(HUB): pair.at + REDIAL_S_MIN}
 
 
 # Order, clocks, credit.
@@ -467,19 +469,24 @@ def test_hanging_up_before_the_link_is_up_stops_dialling(new_pair):
 
 def test_a_redial_that_is_due_after_all_is_over_does_nothing(pair):
     """A timer that fires late finds the link up, or gone, and leaves it so."""
-    pair.tell(pair.spoke, TimerFired(f"redial/{HUB}"))
-    pair.tell(pair.spoke, TimerFired("redial/unknown_peer"))
+    pair.tell(pair.spoke, TimerFired(Redial(HUB)))
+    pair.tell(pair.spoke, TimerFired(Redial("unknown_peer")))
 
     assert pair.queues == {key: [] for key in pair.queues}
     assert pair.spoke.news() == [PeerJoined]
 
 
+class Tea(Timer, frozen=True):
+    """A timer of a machine."""
+
+
 def test_what_does_not_concern_links_passes_by(pair):
     """Other timers and other effects are the machine's and the world's."""
-    pair.tell(pair.spoke, TimerFired("grace"))
+    grace = Tea()
+    pair.tell(pair.spoke, TimerFired(grace))
 
-    assert pair.spoke.heard[-1] == TimerFired("grace")
-    assert pair.spoke.links.perform(0.0, SetTimer("grace", 1.0)) is None
+    assert pair.spoke.heard[-1] == TimerFired(grace)
+    assert pair.spoke.links.perform(0.0, SetTimer(grace, 1.0)) is None
     assert pair.spoke.links.perform(0.0, Free("x")) is None
 
 

@@ -19,6 +19,8 @@ from transport import (
     MessageArrived,
     PeerJoined,
     PeerLost,
+    Redial,
+    Stall,
 )
 from transport.flow_control import WINDOW_MESSAGES
 from transport.link_state import REDIAL_S_MIN
@@ -89,7 +91,7 @@ def test_a_gap_towards_the_listening_side_breaks_the_link_and_a_new_one_comes(pa
     assert (type(reset.body), reset.session) == (Reset, 1)
     pair.settle()
     assert pair.spoke.news() == [PeerJoined, PeerLost]
-    assert pair.spoke.timers == {f"redial/{HUB}": REDIAL_S_MIN}
+    assert pair.spoke.timers == {Redial(HUB): REDIAL_S_MIN}
 
     pair.fire(pair.spoke)
     hellos = [pair.queues[SPOKE, each][0] for each in LANES]
@@ -352,7 +354,7 @@ def test_a_lane_that_lost_all_its_credit_is_given_up(pair):
     pair.settle()
     assert pair.hub.said() == []
 
-    pair.fire(pair.spoke, f"stall/{BULK}/{HUB}")
+    pair.fire(pair.spoke, Stall(HUB, BULK))
     assert pair.spoke.news()[-1] is PeerLost
     assert pair.spoke.links.counters["stalled"] == 1
     pair.fire(pair.spoke)
@@ -373,7 +375,7 @@ def test_a_lane_whose_bytes_still_arrive_is_not_given_up(pair):
     for nbytes in (10, 20, 30):
         pair.tell(pair.hub, BytesArrived(SPOKE, BULK, nbytes))
         pair.settle()
-        pair.fire(pair.spoke, f"stall/{BULK}/{HUB}")
+        pair.fire(pair.spoke, Stall(HUB, BULK))
         assert PeerLost not in pair.spoke.news()
     pair.queues[SPOKE, BULK][:] = under_way
     pair.settle()

@@ -192,7 +192,8 @@ class Network(RuleBasedStateMachine):
     @precondition(lambda self: any(self.timers.values()))
     @rule()
     def the_next_timer_fires(self):
-        at, name, timer = min((t, n, k) for n, ks in self.timers.items() for k, t in ks.items())
+        due = ((t, n, k) for n, ks in self.timers.items() for k, t in ks.items())
+        at, name, timer = min(due, key=lambda each: (*each[:2], repr(each[2])))
         self.at = max(self.at, at)
         del self.timers[name][timer]
         self.tell(name, TimerFired(timer))

@@ -19,20 +19,23 @@ from msgspec.structs import asdict, replace
 
 from clocks import actor_of, number_of
 from ddloco.job.config import Job
-from ddloco.job.protocol.effects import AverageGradients, MakeParameters, Share
-from ddloco.job.protocol.events import (
-    Evaluated,
-    FragmentMerged,
-    ModelSaved,
-    ParametersMade,
-    Started,
-)
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Progress, Roster
 from ddloco.job.protocol.status import Numbers, SyncerStatus
+from ddloco.job.protocol.timers import PauseOver, ProbeDue, ShutdownDeadline
+from ddloco.job.protocol.work import (
+    AverageGradients,
+    Evaluated,
+    FragmentMerged,
+    MakeParameters,
+    ModelSaved,
+    ParametersMade,
+    Share,
+)
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
-from ddloco.machines.syncer.shutdown import SHUTDOWN, JobShutdown
+from ddloco.machines.syncer.shutdown import JobShutdown
 from ddloco.machines.syncer.standstill import NAMES_MAX, REPEAT_S_MAX, STANDSTILL_S
 from ddloco.machines.syncer.status import member_status
 from ddloco.machines.work_numbers import WorkNumbers
@@ -62,8 +65,6 @@ LOST = (
 )
 """Why a syncer that was started again ends: it would begin at step 1, and no replica would join."""
 
-RECONFIGURE = "reconfigure"
-PROBE = "probe"
 PROBE_S = 2.0
 """Seconds between messages to the replicas that the averager waits for. A dead replica is detected
 in about that time, which is short compared with the pause that its loss causes."""
@@ -164,7 +165,7 @@ class Coordinator(OwnMachine):
                 assert self.plan is not None
                 listening = Observe("listening", {"fragments": 1, "steps": self.job.job.steps})
                 listen = Listen(self.job.agreement(self.plan))
-                return [listen, listening, SetTimer(PROBE, at + PROBE_S)]
+                return [listen, listening, SetTimer(ProbeDue(), at + PROBE_S)]
             case MessageArrived():
                 return self._message(at, event)
             case FragmentMerged():
@@ -173,12 +174,12 @@ class Coordinator(OwnMachine):
                 return self._joined(at, peer, incarnation)
             case PeerLost(peer, reason):
                 return self._lost(at, peer, reason)
-            case TimerFired(timer) if timer == RECONFIGURE:
+            case TimerFired(PauseOver()):
                 self.pause_until = None
                 return []
-            case TimerFired(timer) if timer == PROBE and self.shutdown is None:
+            case TimerFired(ProbeDue()) if self.shutdown is None:
                 return self._probe(at)
-            case TimerFired(timer) if timer == SHUTDOWN and self.shutdown is not None:
+            case TimerFired(ShutdownDeadline()) if self.shutdown is not None:
                 self.shutdown.patient = False
                 return []
             case Evaluated(_, loss, metrics) if self.shutdown is not None:
@@ -233,7 +234,7 @@ class Coordinator(OwnMachine):
         roster = Roster(self.membership.epoch, {})
         missing = [peer for peer in self.group if peer not in self.parts]
         sends = [Send(peer, CONTROL, roster, key="roster") for peer in missing]
-        return [SetTimer(PROBE, at + PROBE_S), *self._standstill(at), *sends]
+        return [SetTimer(ProbeDue(), at + PROBE_S), *self._standstill(at), *sends]
 
     def _standstill(self, at: float) -> list[Effect]:
         """Warn if no step was done for long, and then at growing intervals."""
@@ -257,7 +258,7 @@ class Coordinator(OwnMachine):
             return []
         self.pause_until = max(self.pause_until or 0.0, at + seconds)
         seen = Observe("reconfigures", {"seconds": seconds, "reason": reason})
-        return [SetTimer(RECONFIGURE, self.pause_until), seen]
+        return [SetTimer(PauseOver(), self.pause_until), seen]
 
     # Steps.
 

@@ -10,8 +10,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from ddloco.job.config import Job
-from ddloco.job.protocol.effects import Differentiate
-from ddloco.job.protocol.events import Started, StepFinished
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import (
     Contribution,
     GlobalFragment,
@@ -21,6 +20,7 @@ from ddloco.job.protocol.messages import (
     Stop,
 )
 from ddloco.job.protocol.time_spent import TimeSpent, of_step
+from ddloco.job.protocol.work import Differentiate, StepFinished
 from ddloco.machines.syncer.estimates import Recent
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.actor import OwnMachine

@@ -8,9 +8,8 @@ installed. With error feedback it also keeps, for each fragment, what compressio
 from msgspec import UNSET, Struct
 
 from ddloco.job.config import Compress
-from ddloco.job.protocol.effects import DecodeFragment, EncodeFragment, Overwrite
-from ddloco.job.protocol.events import FragmentDecoded
 from ddloco.job.protocol.messages import Contribution, GlobalFragment
+from ddloco.job.protocol.work import DecodeFragment, EncodeFragment, FragmentDecoded, Overwrite
 from transport import Drop, Effect, Keep
 
 

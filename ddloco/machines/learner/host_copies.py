@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 
-from ddloco.job.protocol.effects import HostFragment
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import Pull
+from ddloco.job.protocol.work import HostFragment
 
 
 class Launches(Struct, forbid_unknown_fields=True):

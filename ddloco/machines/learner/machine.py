@@ -14,16 +14,7 @@ from msgspec.structs import replace
 
 from clocks import number_of
 from ddloco.job.config import Job
-from ddloco.job.protocol.effects import EncodeFragment, InstallState, Overwrite, RunStep
-from ddloco.job.protocol.events import (
-    FragmentDecoded,
-    FragmentEncoded,
-    PieceEncoded,
-    Started,
-    StateCopied,
-    StateInstalled,
-    StepFinished,
-)
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import (
     Contribution,
@@ -39,9 +30,22 @@ from ddloco.job.protocol.messages import (
 )
 from ddloco.job.protocol.status import LearnerStatus
 from ddloco.job.protocol.time_spent import TimeSpent, of_step
+from ddloco.job.protocol.timers import CopyUnused, LeaveDeadline, ReportDue
+from ddloco.job.protocol.work import (
+    EncodeFragment,
+    FragmentDecoded,
+    FragmentEncoded,
+    InstallState,
+    Overwrite,
+    PieceEncoded,
+    RunStep,
+    StateCopied,
+    StateInstalled,
+    StepFinished,
+)
 from ddloco.machines.learner.compression import LearnerCompression
 from ddloco.machines.learner.host_copies import HostCopies, host_copies
-from ddloco.machines.learner.state_donor import LENDING, StateDonor
+from ddloco.machines.learner.state_donor import StateDonor
 from ddloco.machines.learner.state_recovery import StateRecovery
 from ddloco.machines.syncer.estimates import Recent
 from ddloco.machines.work_numbers import WorkNumbers
@@ -70,13 +74,11 @@ from transport import (
 ANSWERS_MAX = 64
 """Pulls answered at once. A syncer has at most ``overlap`` under way; more than this is abuse."""
 
-WAITING = "waiting"
 WAITING_S = 5.0
 """Seconds between progress messages while a learner waits for its first parameters. It sends
 nothing else then, so without them it would not notice that the syncer has closed the link."""
 
 
-LEAVING = "leaving"
 LEAVE_S_MAX = 1.5
 """Seconds that a learner waits for the running step when its process must exit. The process exits
 at most five seconds later, which is before any container engine kills it."""
@@ -208,10 +210,10 @@ class Learner(OwnMachine):
                 self.joined_at = at if self.joined_at is None else self.joined_at
                 report = Send(peer, CONTROL, self._state(), key="progress")
                 return [report, *self._ask_again(at)]
-            case TimerFired(timer) if timer == WAITING:
+            case TimerFired(ReportDue()):
                 again = self._ask_again(at)
                 return [*self._report(), *again] if again else []
-            case TimerFired(timer) if timer == LENDING:
+            case TimerFired(CopyUnused()):
                 return self.lending.expire()
             case PeerLost(peer, reason):
                 self.linked[peer] = False
@@ -228,8 +230,8 @@ class Learner(OwnMachine):
                 return self._stop(reason)
             case LeaveRequested(reason):
                 self.leaving = True
-                return [*self._stop(reason), SetTimer(LEAVING, at + LEAVE_S_MAX)]
-            case TimerFired(timer) if timer == LEAVING and self.leaving:
+                return [*self._stop(reason), SetTimer(LeaveDeadline(), at + LEAVE_S_MAX)]
+            case TimerFired(LeaveDeadline()) if self.leaving:
                 return self._leave()
             case Restored():
                 self.stopping, self.leaving = None, False  # The stop belonged to an earlier run.
@@ -381,7 +383,7 @@ class Learner(OwnMachine):
 
     def _ask_again(self, at: float) -> list[Effect]:
         """Set the timer that repeats the progress report, unless the first step has started."""
-        return [] if self._begun else [SetTimer(WAITING, at + WAITING_S)]
+        return [] if self._begun else [SetTimer(ReportDue(), at + WAITING_S)]
 
     # Steps.
 

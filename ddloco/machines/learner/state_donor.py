@@ -6,13 +6,12 @@ memory between two steps; the copy is split into pieces and digested while later
 
 from msgspec import Struct
 
-from ddloco.job.protocol.effects import CopyState, EncodePiece
-from ddloco.job.protocol.events import PieceEncoded, StateCopied
 from ddloco.job.protocol.messages import StatePiece, StateWanted
+from ddloco.job.protocol.timers import CopyUnused
+from ddloco.job.protocol.work import CopyState, EncodePiece, PieceEncoded, StateCopied
 from ddloco.machines.work_numbers import WorkNumbers
 from transport import BULK, CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 
-LENDING = "lending"
 LENDING_S = 60.0
 """Seconds without a request after which the copy is released."""
 
@@ -90,7 +89,7 @@ class StateDonor(Struct, forbid_unknown_fields=True):
         copy = self.copy
         if copy is None or not copy.pieces:
             return []
-        effects: list[Effect] = [SetTimer(LENDING, at + LENDING_S)]
+        effects: list[Effect] = [SetTimer(CopyUnused(), at + LENDING_S)]
         for said in self.asked:
             # A request may refer to an older copy; the new one is then sent from its first piece.
             piece = said.piece if said.piece < copy.pieces else 0
@@ -114,4 +113,4 @@ class StateDonor(Struct, forbid_unknown_fields=True):
         if copy is None or not copy.made:
             return []
         self.copy = None
-        return [Drop(copy.handle), CancelTimer(LENDING)]
+        return [Drop(copy.handle), CancelTimer(CopyUnused())]

@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.job.protocol.effects import MergeFragment
-from ddloco.job.protocol.events import Measured
+from ddloco.job.protocol.work import Measured, MergeFragment
 from ddloco.machines.outer.block_kernel import F32
 from ddloco.machines.outer.merge import F64, Contribution, Segment
 from ddloco.machines.outer.weights import lower_median, usual_norm

@@ -17,16 +17,7 @@ from msgspec.structs import asdict, replace
 
 from clocks import actor_of, number_of
 from ddloco.job.config import Job
-from ddloco.job.protocol.effects import MakeParameters, Recover
-from ddloco.job.protocol.events import (
-    Evaluated,
-    FragmentMerged,
-    ModelSaved,
-    ParametersMade,
-    PieceEncoded,
-    Recovered,
-    Started,
-)
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import (
     Close,
@@ -37,16 +28,37 @@ from ddloco.job.protocol.messages import (
     Stop,
 )
 from ddloco.job.protocol.status import Numbers, SyncerStatus
+from ddloco.job.protocol.timers import (
+    DonorDeadline,
+    LastSnapshotDeadline,
+    LaunchDue,
+    PullDeadline,
+    ShardReportDue,
+    ShardsDeadline,
+    ShutdownDeadline,
+    SnapshotDue,
+    StandstillDue,
+)
+from ddloco.job.protocol.work import (
+    Evaluated,
+    FragmentMerged,
+    MakeParameters,
+    ModelSaved,
+    ParametersMade,
+    PieceEncoded,
+    Recover,
+    Recovered,
+)
 from ddloco.machines.syncer.global_fragments import initial_globals
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory, Usual
 from ddloco.machines.syncer.rounds import FRUITLESS_MAX, Rounds, Shared
-from ddloco.machines.syncer.shards import REPORT, REPORT_S, SHARDS, SHARDS_S, Shards, owned_by
-from ddloco.machines.syncer.shutdown import LATE_S, SHUTDOWN, JobShutdown
-from ddloco.machines.syncer.snapshot_policy import SNAPSHOT, SnapshotPolicy
-from ddloco.machines.syncer.standstill import STANDSTILL, Standstill
-from ddloco.machines.syncer.state_relay import RELAY, Relay
+from ddloco.machines.syncer.shards import REPORT_S, SHARDS_S, Shards, owned_by
+from ddloco.machines.syncer.shutdown import LATE_S, JobShutdown
+from ddloco.machines.syncer.snapshot_policy import SnapshotPolicy
+from ddloco.machines.syncer.standstill import Standstill
+from ddloco.machines.syncer.state_relay import Relay
 from ddloco.machines.syncer.status import status_of
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.actor import OwnMachine
@@ -74,6 +86,7 @@ from transport import (
     PeerRefused,
     Send,
     SetTimer,
+    Timer,
     TimerFired,
 )
 
@@ -403,7 +416,7 @@ class Syncer(OwnMachine):
             return [*begun, *self.snapshots.begin(at, self.job.snapshot), listening]
         dialling = [
             Dial(place.lead, self.job.agreement(place.plan)),
-            SetTimer(REPORT, at + REPORT_S),
+            SetTimer(ShardReportDue(), at + REPORT_S),
         ]
         return [*begun, *dialling, listening]
 
@@ -522,25 +535,30 @@ class Syncer(OwnMachine):
             effects += self._wind_up(at)
         return effects
 
-    def _timer(self, at: float, timer: str) -> list[Effect]:
-        if timer.startswith(RELAY):
-            return self._trained.relay.late(at, timer, self._trained.rounds)
-        if timer == SHUTDOWN:
-            if self.shutdown is not None:
+    def _timer(self, at: float, timer: Timer) -> list[Effect]:
+        match timer:
+            case PullDeadline(t):
+                return self._trained.rounds.late(t, self._shared)
+            case LaunchDue():
+                self._trained.rounds.look_at = None
+            case DonorDeadline(peer):
+                return self._trained.relay.late(at, peer, self._trained.rounds)
+            case StandstillDue() if self.shutdown is None:
+                rounds, plan = self._trained.rounds, self._here.plan
+                return self.standstill.look(at, rounds, self.job, plan)
+            case SnapshotDue():
+                return self.snapshots.periodic(at, len(self.members), self.job.snapshot)
+            case LastSnapshotDeadline():
+                self.snapshots.late()
+            case ShardReportDue():
+                return [self._report(), SetTimer(ShardReportDue(), at + REPORT_S)]
+            case ShardsDeadline():
+                self._trained.shards.patient = self._trained.shards.closing is None
+            case ShutdownDeadline() if self.shutdown is not None:
                 self.shutdown.patient = False
-            return []
-        if timer.startswith(SNAPSHOT):
-            return self.snapshots.timer(at, timer, len(self.members), self.job.snapshot)
-        if timer == SHARDS:
-            self._trained.shards.patient = self._trained.shards.closing is None
-            return []
-        if timer == STANDSTILL:
-            over = self.shutdown is not None
-            rounds, plan = self._trained.rounds, self._here.plan
-            return [] if over else self.standstill.look(at, rounds, self.job, plan)
-        if timer == REPORT:
-            return [self._report(), SetTimer(REPORT, at + REPORT_S)]
-        return self._trained.rounds.timer(timer, self._shared)
+            case _:
+                pass
+        return []
 
     # Shutdown.
 
@@ -564,7 +582,7 @@ class Syncer(OwnMachine):
             if shards.closing is not None:
                 return []
             wait_s = LATE_S if known else SHARDS_S
-            return [*rounds.end(), *shards.close(reason), SetTimer(SHARDS, at + wait_s)]
+            return [*rounds.end(), *shards.close(reason), SetTimer(ShardsDeadline(), at + wait_s)]
         self.final = self.numbers(at)
         evaluating, saving = self.work.next(), self.work.next()
         merges = rounds.merges + shards.merges
@@ -638,7 +656,7 @@ class Syncer(OwnMachine):
     def _patience(self, at: float) -> list[Effect]:
         """Restart the wait for the shards, because one of them has sent something."""
         waits = self._trained.shards.closing is not None and self.shutdown is None
-        return [SetTimer(SHARDS, at + SHARDS_S)] if waits else []
+        return [SetTimer(ShardsDeadline(), at + SHARDS_S)] if waits else []
 
     def _waits_for_shard(self, at: float, peer: str) -> list[Effect]:
         return self._patience(at) if self._trained.shards.knows(peer) else []

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from ddloco.job.protocol.events import FragmentMerged
 from ddloco.job.protocol.messages import Contribution
+from ddloco.job.protocol.work import FragmentMerged
 from ddloco.machines.outer.weights import lower_median, usual_norm
 
 T = TypeVar("T")

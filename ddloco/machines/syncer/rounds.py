@@ -13,10 +13,11 @@ from msgspec import UNSET, Struct, field
 from msgspec.structs import asdict
 
 from ddloco.job.config import Compress, Job
-from ddloco.job.protocol.events import FragmentMerged
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import Contribution, Pull
 from ddloco.job.protocol.status import Numbers
+from ddloco.job.protocol.timers import LaunchDue, PullDeadline
+from ddloco.job.protocol.work import FragmentMerged
 from ddloco.machines.syncer.accounts import LATE
 from ddloco.machines.syncer.global_fragments import Global, GlobalFragments, Told, names, sent_names
 from ddloco.machines.syncer.members import Member
@@ -28,9 +29,6 @@ from ddloco.machines.syncer.syncs import Part, Sync
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.effects import Observe
 from transport import CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
-
-LAUNCH = "launch"
-PULL = "pull/"
 
 LAUNCHES_MAX = 256
 """Launches whose time is kept, to measure answer times; answers to older ones are not measured."""
@@ -73,7 +71,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
         fruitless: the number of consecutive syncs without an accepted contribution.
         tokens: for each fragment, the tokens merged into it, if they are counted.
         stopping: whether no more syncs are launched.
-        look_at: when the timer ``LAUNCH`` is due, in seconds; None if it is not set.
+        look_at: when the timer ``LaunchDue`` is due, in seconds; None if it is not set.
         looked: the sync and the epoch for which ``able`` and ``done`` were last counted anew.
         able: learners that count for the quorum of the waiting sync; see ``_count_able``.
         done: learners that have done the steps that the waiting sync is after the last launch.
@@ -225,7 +223,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
         if look == self.look_at:
             return []
         self.look_at = look
-        return [CancelTimer(LAUNCH) if look is None else SetTimer(LAUNCH, look)]
+        return [CancelTimer(LaunchDue()) if look is None else SetTimer(LaunchDue(), look)]
 
     def _launch(
         self, at: float, waiting: Waiting, members: list[Member], compress: Compress
@@ -242,7 +240,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
         self.syncs[t] = Sync(t, fragment, pulled, waiting, at, deadline, awaited, spoken)
         self.membership.launched(waiting.steps)
         pulls = [Send(m.peer, CONTROL, self._pull(t, fragment, m, compress)) for m in members]
-        return [*self._look_again(None), SetTimer(f"{PULL}{t}", deadline), *pulls]
+        return [*self._look_again(None), SetTimer(PullDeadline(t), deadline), *pulls]
 
     def _pull(self, t: int, fragment: int, member: Member, compress: Compress) -> Pull:
         """Ask for a compressed contribution only of a version that this syncer still has."""
@@ -340,17 +338,14 @@ class Rounds(Struct, forbid_unknown_fields=True):
         settled = not any(peer in members for peer in sync.awaited)
         return self._close(sync, shared) if settled and not sync.work else []
 
-    def timer(self, timer: str, shared: Shared) -> list[Effect]:
-        """Handle a timer: the deadline of a sync, or the next check whether to launch."""
-        if timer == LAUNCH:
-            self.look_at = None
-            return []
-        sync = self.syncs.get(int(timer.removeprefix(PULL)))
+    def late(self, t: int, shared: Shared) -> list[Effect]:
+        """Handle the deadline of a sync."""
+        sync = self.syncs.get(t)
         return self._close(sync, shared) if sync is not None and not sync.work else []
 
     def _close(self, sync: Sync, shared: Shared) -> list[Effect]:
         """Merge the received contributions; without any, the sync is repeated."""
-        effects: list[Effect] = [CancelTimer(f"{PULL}{sync.t}")]
+        effects: list[Effect] = [CancelTimer(PullDeadline(sync.t))]
         self.membership.note_unanswered(sync.spoken, sync.parts)
         self.pacing.vain = 0 if sync.parts else self.pacing.vain + 1
         if not sync.parts:

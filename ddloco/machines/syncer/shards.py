@@ -14,12 +14,10 @@ from ddloco.job.protocol.messages import Close, GlobalFragment, ShardReport, Sto
 from ddloco.stage.actors.effects import Observe
 from transport import CONTROL, Drop, Effect, Hangup, Keep, Retire, Send
 
-SHARDS = "shards"
 SHARDS_S = 60.0
 """Seconds without a message for which the lead waits at the end for a shard's final fragments. A
 process that restarts needs part of that time."""
 
-REPORT = "report"
 REPORT_S = 5.0
 """Seconds between the reports of a shard. Without them it would not notice that the lead has
 restarted, because the side that dials detects a lost peer only when it sends."""

@@ -7,9 +7,10 @@ from math import isfinite
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from ddloco.job.protocol.effects import Evaluate, SaveModel
 from ddloco.job.protocol.messages import Stop
 from ddloco.job.protocol.status import Numbers
+from ddloco.job.protocol.timers import ShutdownDeadline
+from ddloco.job.protocol.work import Evaluate, SaveModel
 from ddloco.stage.actors.effects import Finish, Observe, Status
 from transport import CONTROL, CancelTimer, Effect, Hangup, Send, SetTimer
 
@@ -22,8 +23,6 @@ the median learner, within these bounds in seconds. It does not wait for slower 
 LATE_S = 30.0
 """Seconds that a syncer stays if its job had already ended when it started, to tell the learners
 that have not been told. They dial at least every eight seconds, or are being started."""
-
-SHUTDOWN = "farewell"
 
 ENDED_WELL = frozenset({"done", "stopped"})
 
@@ -59,7 +58,7 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
             *(self.stop(peer) for peer in peers),
             Evaluate(self.evaluating, fragments),
             SaveModel(saving, fragments),
-            SetTimer(SHUTDOWN, at + self._patience(step_s)),
+            SetTimer(ShutdownDeadline(), at + self._patience(step_s)),
         ]
 
     def _patience(self, step_s: float | None) -> float:
@@ -70,7 +69,7 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         """Wait for the peers to hang up; ``lead``, another shard, evaluates and saves the model."""
         self.lead = lead
         self.evaluated = self.saved = True
-        return [SetTimer(SHUTDOWN, at + self._patience(step_s))]
+        return [SetTimer(ShutdownDeadline(), at + self._patience(step_s))]
 
     def again(self, at: float, peers: Sequence[str], step_s: float | None) -> list[Effect]:
         """Begin the shutdown of a job that was done before: its model is saved already."""
@@ -117,4 +116,4 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         if not self.kept or ((members or self.lingers) and self.patient):
             return []
         goodbye = [Hangup(self.lead, self.reason)] if self.lead else []
-        return [CancelTimer(SHUTDOWN), *goodbye, Finish(self.status, self.reason)]
+        return [CancelTimer(ShutdownDeadline()), *goodbye, Finish(self.status, self.reason)]

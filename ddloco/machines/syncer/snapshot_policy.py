@@ -6,13 +6,11 @@ it would hold nothing new, and drive out older ones from which the learners coul
 
 from msgspec import Struct
 
+from ddloco.job.protocol.timers import LastSnapshotDeadline, SnapshotDue
 from ddloco.stage.actors.effects import TakeSnapshot
 from ddloco.stage.actors.events import SnapshotRequested, SnapshotSettled
 from ddloco.stage.files.settings import SnapshotTable
 from transport import CancelTimer, Effect, SetTimer
-
-SNAPSHOT = "snapshot"
-LAST = "snapshot/last"
 
 LAST_S = 30.0
 """Seconds that the shutdown waits for the last snapshot, which may still be completed later."""
@@ -38,14 +36,15 @@ class SnapshotPolicy(Struct, forbid_unknown_fields=True):
     def begin(self, at: float, table: SnapshotTable) -> list[Effect]:
         """Set the timer of the periodic snapshots."""
         every_s = table.every_s
-        return [SetTimer(SNAPSHOT, at + every_s)] if every_s else []
+        return [SetTimer(SnapshotDue(), at + every_s)] if every_s else []
 
-    def timer(self, at: float, timer: str, members: int, table: SnapshotTable) -> list[Effect]:
-        """Handle a timer of this machine, with that many learners connected."""
-        if timer == LAST:
-            self.last = True
-            return []
+    def periodic(self, at: float, members: int, table: SnapshotTable) -> list[Effect]:
+        """Take the periodic snapshot that is due, with that many learners connected."""
         return [*(self._due() if members or self.dirty else []), *self.begin(at, table)]
+
+    def late(self) -> None:
+        """Wait no longer for the last snapshot."""
+        self.last = True
 
     def merged(self, t: int, table: SnapshotTable) -> list[Effect]:
         """Take a snapshot if one is due after the merge of global step ``t``."""
@@ -69,7 +68,7 @@ class SnapshotPolicy(Struct, forbid_unknown_fields=True):
         """Continue after ``t`` from a snapshot, which may be the last one of an ended run."""
         self.last, self.owed = None, False  # Those in progress settle one by one.
         self.step = t
-        return [CancelTimer(LAST), *self.begin(at, table)]
+        return [CancelTimer(LastSnapshotDeadline()), *self.begin(at, table)]
 
     def heard(self, event: SnapshotRequested | SnapshotSettled) -> list[Effect]:
         """Count a snapshot that was requested from outside, or one that has ended."""
@@ -80,7 +79,7 @@ class SnapshotPolicy(Struct, forbid_unknown_fields=True):
             self.owed = False
             return self._take()
         self.last = True
-        return [CancelTimer(LAST)]
+        return [CancelTimer(LastSnapshotDeadline())]
 
     def over(self, table: SnapshotTable) -> bool:
         """Whether the shutdown need not wait for a snapshot."""
@@ -94,4 +93,4 @@ class SnapshotPolicy(Struct, forbid_unknown_fields=True):
             self.last = True
             return []
         self.last, self.owed = False, self.under_way > 0
-        return [SetTimer(LAST, at + LAST_S), *([] if self.owed else self._take())]
+        return [SetTimer(LastSnapshotDeadline(), at + LAST_S), *([] if self.owed else self._take())]

@@ -9,11 +9,10 @@ from msgspec import Struct
 
 from ddloco.job.config import Job
 from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.timers import StandstillDue
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.stage.actors.effects import Observe
 from transport import Effect, SetTimer
-
-STANDSTILL = "standstill"
 
 STANDSTILL_S = 60.0
 STANDSTILL_STEPS = 20
@@ -44,7 +43,7 @@ class Standstill(Struct, forbid_unknown_fields=True):
     def begin(self, at: float) -> list[Effect]:
         """Start to expect merges."""
         self.since = at
-        return [SetTimer(STANDSTILL, at + STANDSTILL_S)]
+        return [SetTimer(StandstillDue(), at + STANDSTILL_S)]
 
     def look(self, at: float, rounds: Rounds, job: Job, plan: FragmentPlan) -> list[Effect]:
         """Handle the timer: warn if nothing was merged for too long."""
@@ -54,7 +53,7 @@ class Standstill(Struct, forbid_unknown_fields=True):
             self.merges, self.since, self.warnings = rounds.merges, rounds.merged_at, 0
         due = self.since + self._patience_s(rounds) * 2**self.warnings
         if at < due:
-            return [SetTimer(STANDSTILL, max(due, at + 1.0))]
+            return [SetTimer(StandstillDue(), max(due, at + 1.0))]
         again = at + min(STANDSTILL_S * 2 ** (self.warnings + 1), REPEAT_S_MAX)
         self.warnings = min(self.warnings + 1, 10)
         fields = {
@@ -63,7 +62,7 @@ class Standstill(Struct, forbid_unknown_fields=True):
             "t": rounds.schedule.t,
             "reason": waits_for(rounds, job),
         }
-        return [Observe("no merge", fields), SetTimer(STANDSTILL, again)]
+        return [Observe("no merge", fields), SetTimer(StandstillDue(), again)]
 
     def words(self, at: float, rounds: Rounds, job: Job, plan: FragmentPlan) -> str:
         """Return a description if nothing was merged for too long, else an empty string."""

@@ -9,10 +9,10 @@ connections: a job has one open address and one list of keys.
 from msgspec import Struct
 
 from clocks import actor_of, number_of
-from ddloco.job.protocol.effects import EncodePiece
-from ddloco.job.protocol.events import PieceEncoded
 from ddloco.job.protocol.messages import Resume, StatePiece, StateRefused, StateWanted
 from ddloco.job.protocol.status import RecoveringMember
+from ddloco.job.protocol.timers import DonorDeadline
+from ddloco.job.protocol.work import EncodePiece, PieceEncoded
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.rounds import Rounds
@@ -20,7 +20,6 @@ from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.effects import Observe
 from transport import BULK, CONTROL, Body, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 
-RELAY = "state/"
 PATIENCE_S_MIN = 10.0
 PATIENCE_STEPS = 3.0
 """A donor is replaced if no piece of its state arrives for ten seconds or three of its steps,
@@ -140,7 +139,7 @@ class Relay(Struct, forbid_unknown_fields=True):
 
     def _patience(self, at: float, handover: Handover, donor: Member) -> Effect:
         handover.until = at + max(PATIENCE_S_MIN, PATIENCE_STEPS * donor.step_s)
-        return SetTimer(RELAY + handover.peer, handover.until)
+        return SetTimer(DonorDeadline(handover.peer), handover.until)
 
     def moving(self, at: float, peer: str, membership: Membership) -> list[Effect]:
         """Extend the wait for a donor whose bytes arrive; its piece may follow a large message."""
@@ -222,7 +221,7 @@ class Relay(Struct, forbid_unknown_fields=True):
 
     def _done(self, peer: str) -> list[Effect]:
         """End a learner's recovery, because it has state or starts without."""
-        return [CancelTimer(RELAY + peer)] if self.handovers.pop(peer, None) else []
+        return [CancelTimer(DonorDeadline(peer))] if self.handovers.pop(peer, None) else []
 
     def lost(self, at: float, peer: str, rounds: Rounds) -> list[Effect]:
         """Handle a lost link: end that learner's recovery, and replace it as a donor."""
@@ -238,7 +237,7 @@ class Relay(Struct, forbid_unknown_fields=True):
         gone = [peer for peer in known if peer not in rounds.membership.members]
         return [effect for peer in gone for effect in self.lost(at, peer, rounds)]
 
-    def late(self, at: float, timer: str, rounds: Rounds) -> list[Effect]:
+    def late(self, at: float, peer: str, rounds: Rounds) -> list[Effect]:
         """Replace a donor whose time has run out."""
-        handover = self.handovers.get(timer.removeprefix(RELAY))
+        handover = self.handovers.get(peer)
         return [] if handover is None else self._name_donor(at, handover, rounds)

@@ -5,9 +5,8 @@ from typing import Any
 from msgspec import Struct
 
 from ddloco.job.config import Compress
-from ddloco.job.protocol.effects import Differences, MergeFragment, MergeTokens, Share
-from ddloco.job.protocol.events import FragmentMerged
 from ddloco.job.protocol.messages import Contribution
+from ddloco.job.protocol.work import Differences, FragmentMerged, MergeFragment, MergeTokens, Share
 from ddloco.machines.outer.weights import merge_weight
 from ddloco.machines.syncer.accounts import LATE
 from ddloco.machines.syncer.global_fragments import Global, names, sent_names

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from clocks import actor_of
-from ddloco.job.protocol.effects import MergeFragment
-from ddloco.job.protocol.events import FragmentMerged, Recovered
 from ddloco.job.protocol.messages import Contribution, Progress, Pull
+from ddloco.job.protocol.timers import LaunchDue, PullDeadline
+from ddloco.job.protocol.work import FragmentMerged, MergeFragment, Recovered
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.membership import SILENCE_S_MIN
 from ddloco.machines.syncer.pacing import LIVE_STEPS
-from ddloco.machines.syncer.rounds import LAUNCH
 from ddloco.replayer.invariants.base import InvariantCheck, Role, Stage
 from ddloco.stage.actors.effects import Observe
 from ddloco.stage.actors.events import StopRequested
@@ -32,7 +31,6 @@ from transport import (
 GRACE = "quorum-or-grace"
 PULLED = "unmerged-pulled"
 ROUNDING_S = 1e-6
-PULL = "pull/"
 
 HANDLED_FIRST = (TimerFired, LaneBroken, StopRequested)
 """Events that the driver handles before anything that arrives from outside."""
@@ -103,7 +101,7 @@ class Launches(InvariantCheck[Stage, Role]):
                 self._versions[fragment] = t
         elif isinstance(event, Recovered):
             self._recovered(event)
-        if isinstance(event, TimerFired) and event.timer == LAUNCH:
+        if isinstance(event, TimerFired) and event.timer == LaunchDue():
             self._alarm = None
         pulls: dict[tuple[int, int], list[str]] = {}
         for effect in effects:
@@ -112,12 +110,12 @@ class Launches(InvariantCheck[Stage, Role]):
                     self._observed(role.at, effect)
                 case Transmit(body=Pull(t, fragment)):
                     pulls.setdefault((t, fragment), []).append(effect.peer)
-                case SetTimer(timer, at) if timer == LAUNCH:
+                case SetTimer(LaunchDue(), at):
                     self._alarm = at
-                case CancelTimer(timer) if timer == LAUNCH:
+                case CancelTimer(LaunchDue()):
                     self._alarm = None
-                case SetTimer(timer, at) if timer.startswith(PULL):
-                    self._deadlines[int(timer.removeprefix(PULL))] = at
+                case SetTimer(PullDeadline(t), at):
+                    self._deadlines[t] = at
                 case MergeFragment():
                     self._deadlines.pop(effect.t, None)
                     self._work[effect.work] = effect.t, effect.fragment

@@ -15,9 +15,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddloco.job.protocol.effects import MergeFragment
-from ddloco.job.protocol.events import FragmentMerged, StepFinished
 from ddloco.job.protocol.messages import Contribution, Progress, Pull
+from ddloco.job.protocol.work import FragmentMerged, MergeFragment, StepFinished
 from ddloco.replayer.invariants.base import Effects, InvariantCheck, Role, Stage
 from ddloco.stage.actors.effects import Observe
 from transport import Event, MessageArrived, Transmit

@@ -33,9 +33,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clocks import INCARNATIONS_MAX, actor_of, number_of
-from ddloco.job.protocol.effects import InstallState, MergeFragment, Overwrite, RunStep
-from ddloco.job.protocol.events import FragmentMerged, Recovered, StateInstalled, StepFinished
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Resume, StatePiece
+from ddloco.job.protocol.work import (
+    FragmentMerged,
+    InstallState,
+    MergeFragment,
+    Overwrite,
+    Recovered,
+    RunStep,
+    StateInstalled,
+    StepFinished,
+)
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.replayer.invariants.base import Effects, InvariantCheck, Role, Stage

@@ -21,6 +21,7 @@ from ddloco.stage.actors.events import (
     WorkResult,
 )
 from ddloco.stage.actors.snapshot_adapter import SnapshotAdapter, new_cutting
+from ddloco.stage.actors.timers import TimerOfAll
 from snapshot import Moment, StateError, read_state, write_state
 from snapshot.attributes import machine_from, plain_state
 from transport import (
@@ -44,6 +45,7 @@ from transport import (
     Retire,
     Send,
     SetTimer,
+    Timer,
     TimerFired,
     Transmit,
 )
@@ -51,7 +53,9 @@ from transport import (
 LINK_EFFECTS = frozenset({Send, Dial, Listen, Hangup, Mark})
 
 
-ACTOR_SEMANTICS = ("shared-deltas", "owed-credit", "runs-told-apart", "typed-states")
+ACTOR_SEMANTICS = (
+    *("shared-deltas", "owed-credit", "runs-told-apart", "typed-states", "timers-are-values"),
+)
 """Behaviours of links and clocks, which every tape names. A change that makes old tapes replay
 differently adds or renames one, so that old tapes are refused with an error message."""
 
@@ -74,8 +78,9 @@ if TYPE_CHECKING:  # A checker knows defaults of type variables, Python 3.11 doe
     M = TypeVarWithDefault("M", bound="Machine", default=Any)
     B = TypeVarWithDefault("B", bound=Body, default=Any)
     W = TypeVarWithDefault("W", bound=Work, default=Any)
+    T = TypeVarWithDefault("T", bound=Timer, default=Any)
 else:
-    M, B, W = TypeVar("M"), TypeVar("B"), TypeVar("W")
+    M, B, W, T = TypeVar("M"), TypeVar("B"), TypeVar("W"), TypeVar("T")
 
 
 class OwnMachine(Struct, tag=True, forbid_unknown_fields=True):
@@ -85,7 +90,7 @@ class OwnMachine(Struct, tag=True, forbid_unknown_fields=True):
     """
 
 
-class Actor(Struct, Generic[M, B, W], forbid_unknown_fields=True):
+class Actor(Struct, Generic[M, B, W, T], forbid_unknown_fields=True):
     """A machine with its links, timers and part in snapshots; made by ``new_actor``.
 
     Attributes:
@@ -93,7 +98,7 @@ class Actor(Struct, Generic[M, B, W], forbid_unknown_fields=True):
         links: its links, with its clock and its array handles.
         snapshots: its part in snapshots.
         at: the time of the newest event, in seconds since the actor's start.
-        timers: timers that are set, by name, with their due time.
+        timers: the timers that are set, each with its due time, in the order of setting.
         under_way: work that was requested and has not finished, by number.
         learned: the entries of other actors that the newest event changed in the clock.
         witnessed: whether the clock is already advanced to the event that is handled next.
@@ -104,7 +109,7 @@ class Actor(Struct, Generic[M, B, W], forbid_unknown_fields=True):
     links: Links[B]
     snapshots: SnapshotAdapter[B]
     at: float = 0.0
-    timers: dict[str, float] = {}
+    timers: list[tuple[T, float]] = []
     under_way: dict[int, W] = {}
     learned: dict[str, int] = {}
     witnessed: bool = False
@@ -238,18 +243,22 @@ class Actor(Struct, Generic[M, B, W], forbid_unknown_fields=True):
     def _remember(self, event: Event, effects: list[Any]) -> None:
         """Update the timers and the unfinished work to their state after this event."""
         if type(event) is TimerFired:
-            self.timers.pop(event.timer, None)
+            self._unset(event.timer)
         elif type(event) is not MessageArrived and isinstance(event, WorkResult):
             self.under_way.pop(event.work, None)
         for effect in effects:
             kind = type(effect)
             if kind is SetTimer:
-                self.timers[effect.timer] = effect.at
+                self._unset(effect.timer)
+                self.timers.append((effect.timer, effect.at))
             elif kind is CancelTimer:
-                self.timers.pop(effect.timer, None)
+                self._unset(effect.timer)
             elif kind is not Transmit and isinstance(effect, Work):
                 work: Any = effect
                 self.under_way[work.work] = work
+
+    def _unset(self, timer: T) -> None:
+        self.timers = [each for each in self.timers if each[0] != timer]
 
     def _renew(self, effects: list[Effect]) -> list[str]:
         """Continue in another run, without the unfinished snapshots of the earlier one.
@@ -263,7 +272,7 @@ class Actor(Struct, Generic[M, B, W], forbid_unknown_fields=True):
         for handle in former.holding():
             effects += self.handles.release(handle)
         self.under_way = {n: work for n, work in self.under_way.items() if not former.wrote(work)}
-        self.timers = {name: due for name, due in self.timers.items() if not former.timed(name)}
+        self.timers = [each for each in self.timers if not former.timed(each[0])]
         for peer in links.peers():
             self.snapshots.joined(PeerJoined(peer, links.incarnation(peer)))
         return former.began()
@@ -332,7 +341,7 @@ class Actor(Struct, Generic[M, B, W], forbid_unknown_fields=True):
         return number_of(name) < self.floors.get(actor_of(name), 0)
 
 
-def new_actor(incarnation: str, machine: M) -> Actor[M, Any, Any]:
+def new_actor(incarnation: str, machine: M) -> Actor[M, Any, Any, Any]:
     """Return an actor before its first event.
 
     Args:
@@ -351,23 +360,25 @@ class ActorStates(Generic[M]):
         machine: the class of the machine.
         said: the union of the message bodies.
         asked: the union of the work effects that the machine requests.
+        timed: the union of the timers that the machine sets.
     """
 
     machine: type[M]
     said: Any
     asked: Any
+    timed: Any
 
-    def read(self, data: bytes) -> Actor[M, Any, Any]:
+    def read(self, data: bytes) -> Actor[M, Any, Any, Any]:
         """Read what ``Actor.write`` wrote.
 
         Raises:
             StateError: it is not the state of such an actor.
         """
-        asked = AskedByAll | self.asked
+        asked, timed = AskedByAll | self.asked, TimerOfAll | self.timed
         if issubclass(self.machine, OwnMachine):
-            return read_state(data, Actor[self.machine, self.said, asked])
+            return read_state(data, Actor[self.machine, self.said, asked, timed])
         plain: Any = dict[str, Any]
-        actor = read_state(data, Actor[plain, self.said, asked])
+        actor = read_state(data, Actor[plain, self.said, asked, timed])
         return replace(actor, machine=machine_from(self.machine, actor.machine))
 
     def read_flight(self, data: bytes) -> list[MessageArrived[Any]]:

@@ -4,8 +4,11 @@ An actor defines further work effects of its own. Work effects carry a number, `
 their result event repeats. Arrays are named by handles.
 """
 
-from typing import Any, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
+from ddloco.stage.actors.events import Captured, Committed, Computed, WorkResult
+from ddloco.stage.actors.work_handles import Made, Read, Use, handles_in
 from snapshot import Part
 from transport import Effect
 
@@ -13,36 +16,50 @@ Status = Literal["done", "stopped", "left", "bad-input", "failed"]
 
 
 class Work(Effect, frozen=True):
-    """Base of the effects that a worker performs; the result event repeats ``work``."""
+    """Base of the effects that a worker performs; the result event repeats ``work``.
+
+    Attributes:
+        result: the event that reports that the work is done.
+        worker_state: what the work does with the worker's own state, which no handle names.
+    """
 
     work: int
 
+    result: ClassVar[type[WorkResult]] = WorkResult
+    worker_state: ClassVar[Literal["", "reads", "changes", "replaces"]] = ""
+
+    def __init_subclass__(cls) -> None:
+        """Have the handles found among the fields of a kind of work, when they are first asked for:
+        before that, its fields have no defaults."""
+        super().__init_subclass__()
+        for use in ("reads", "makes"):
+            if use not in cls.__dict__:
+                setattr(cls, use, property(partial(_first_listed, cls, use)))
+
     @property
     def reads(self) -> tuple[str, ...]:
-        """The handles of the arrays that the work reads."""
+        """The handles of the arrays that the work reads, as ``Read`` marks them."""
         return ()
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """The handles of the arrays that exist once the work is done."""
+        """The handles of the arrays that exist once the work is done, as ``Made`` marks them."""
         return ()
+
+
+def _first_listed(kind: type[Work], use: Use, work: Work) -> tuple[str, ...]:
+    listed = handles_in(kind, use)
+    setattr(kind, use, property(listed))
+    return listed(work)
 
 
 class Calculation(Work, frozen=True):
     """Base of the work of a user's program: it reads the arrays ``source`` and makes ``out``."""
 
-    source: tuple[str, ...]
-    out: tuple[str, ...]
+    result = Computed
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """See ``Work``."""
-        return self.source
-
-    @property
-    def makes(self) -> tuple[str, ...]:
-        """See ``Work``."""
-        return self.out
+    source: tuple[Read, ...]
+    out: tuple[Made, ...]
 
 
 class CaptureState(Work, frozen=True):
@@ -52,31 +69,28 @@ class CaptureState(Work, frozen=True):
     state after the step that was running at the cut.
     """
 
+    result = Captured
+    worker_state = "reads"
+
     snapshot: str
     state: bytes
-    handles: tuple[str, ...]
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """See ``Work``."""
-        return self.handles
+    handles: tuple[Read, ...]
 
 
 class CaptureFlight(Work, frozen=True):
     """Write the channel state: the in-flight messages, frozen, and their arrays."""
 
+    result = Captured
+
     snapshot: str
     messages: bytes
-    handles: tuple[str, ...]
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """See ``Work``."""
-        return self.handles
+    handles: tuple[Read, ...]
 
 
 class CommitSnapshot(Work, frozen=True):
     """Write the manifest, which completes the snapshot."""
+
+    result = Committed
 
     snapshot: str
     parts: tuple[Part, ...]

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from transport import BytesArrived, Event, LaneBroken, TimerFired
+from transport import BytesArrived, Event, LaneBroken
 
 
 class Begun(Event, frozen=True):
@@ -93,7 +93,6 @@ class LeaveRequested(Event, frozen=True):
 HappensToAll = (
     LaneBroken
     | BytesArrived
-    | TimerFired
     | Captured
     | Committed
     | SnapshotRequested
@@ -102,4 +101,4 @@ HappensToAll = (
     | StopRequested
     | LeaveRequested
 )
-"""The events that every tape may hold, besides messages and the actor's own events."""
+"""The events that every tape may hold, besides messages, timers and the actor's own events."""

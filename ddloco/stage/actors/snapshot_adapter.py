@@ -23,6 +23,7 @@ from ddloco.stage.actors.events import (
 )
 from ddloco.stage.actors.messages import SnapshotPart
 from ddloco.stage.actors.observations import BEGUN, DISCARDED, FAILED, TAKEN
+from ddloco.stage.actors.timers import MarkerDeadline, PartDeadline, SnapshotTimer
 from snapshot import (
     GATHERING_S,
     Ask,
@@ -52,14 +53,13 @@ from transport import (
     PeerJoined,
     Send,
     SetTimer,
+    Timer,
     TimerFired,
     TokenBucket,
 )
 from transport import Mark as MarkLanes
 from transport.message import B
 
-CUT = "cut/"
-GATHER = "gather/"
 BEGUN_AT_ONCE, BEGUN_PER_S = 16.0, 2.0
 """Limits, as a burst and a rate per second, on the snapshots of one other actor. Each one captures
 the whole state, and any peer with a key could begin one with every message."""
@@ -154,10 +154,10 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
                 return self._do(participant.told(snapshot, part))
             case SnapshotRequested():
                 return self.take(at, moment())
-            case TimerFired(timer) if timer.startswith(CUT):
-                return self._do(participant.late(timer.removeprefix(CUT)))
-            case TimerFired(timer):
-                return self._do(participant.overdue(timer.removeprefix(GATHER)))
+            case TimerFired(MarkerDeadline(snapshot)):
+                return self._do(participant.late(snapshot))
+            case TimerFired(PartDeadline(snapshot)):
+                return self._do(participant.overdue(snapshot))
             case Captured():
                 return self._captured(fact.work, fact.content, fact.failed)
             case Committed(work, failed):
@@ -257,9 +257,9 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
         """Whether a work effect belongs to a snapshot."""
         return isinstance(work, CaptureState | CaptureFlight | CommitSnapshot)
 
-    def timed(self, timer: str) -> bool:
+    def timed(self, timer: Timer) -> bool:
         """Whether a timer belongs to a snapshot."""
-        return timer.startswith((CUT, GATHER))
+        return isinstance(timer, SnapshotTimer)
 
     def peers(self) -> tuple[str, ...]:
         """Return the incarnations of the connected peers, sorted by name as bytes."""
@@ -277,10 +277,10 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
         effects: list[Effect] = []
         for cut in self.cuts:
             effects += [mark for peer in cut.peers for mark in self._mark(peer, cut.snapshot)]
-            effects.append(SetTimer(CUT + cut.snapshot, cut.until))
+            effects.append(SetTimer(MarkerDeadline(cut.snapshot), cut.until))
             if cut.snapshot in self.participant.began():
                 until = cut.until + GATHERING_S
-                effects.append(SetTimer(GATHER + cut.snapshot, until))
+                effects.append(SetTimer(PartDeadline(cut.snapshot), until))
         return effects
 
     def hold(self, handles: tuple[str, ...]) -> list[tuple[int, str]]:

@@ -80,7 +80,7 @@ class ActorStatus(Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-def status_of(actor: Actor[Any, Any, Any], at: float) -> ActorStatus:
+def status_of(actor: Actor[Any, Any, Any, Any], at: float) -> ActorStatus:
     """Return the status of an actor, as far as the actor itself knows it.
 
     Args:
@@ -102,7 +102,7 @@ def status_of(actor: Actor[Any, Any, Any], at: float) -> ActorStatus:
             for peer in peers
         ),
         work=tuple(_in_words(work) for work in [*actor.under_way.values()][:FIELDS_MAX]),
-        timers={name: round(due - at, 3) for name, due in [*actor.timers.items()][:FIELDS_MAX]},
+        timers={str(timer): round(due - at, 3) for timer, due in actor.timers[:FIELDS_MAX]},
         arrays=len(actor.handles.names()),
         state=fields_of(actor.machine),
     )

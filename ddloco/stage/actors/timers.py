@@ -1,35 +1,67 @@
-"""The timers of an actor."""
+"""The timers of an actor: those that every actor has, and the queue of those that are set."""
 
 import heapq
+from itertools import count
+
+from transport import LinkTimer, Timer
+
+
+class MarkerDeadline(Timer, frozen=True):
+    """Wait no longer for the markers of a snapshot: the peers that sent none are not in it."""
+
+    snapshot: str
+
+
+class PartDeadline(Timer, frozen=True):
+    """Wait no longer for the parts of a snapshot that this actor began."""
+
+    snapshot: str
+
+
+class Named(Timer, frozen=True):
+    """A timer of a user's actor or machine."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+SnapshotTimer = MarkerDeadline | PartDeadline
+"""The timers of an actor's part in snapshots."""
+
+TimerOfAll = LinkTimer | SnapshotTimer
+"""The timers that every actor may set, besides its machine's."""
 
 
 class Timers:
-    """Timers by name, ordered by due time; times are in seconds."""
+    """The timers that are set, by due time in seconds, then in the order of setting."""
 
     def __init__(self) -> None:
-        self._due: dict[str, float] = {}
-        self._heap: list[tuple[float, str]] = []
+        self._set: dict[Timer, int] = {}
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._numbers = count()
 
-    def set(self, timer: str, at: float) -> None:
+    def set(self, timer: Timer, at: float) -> None:
         """Set or move a timer."""
-        self._due[timer] = at
-        heapq.heappush(self._heap, (at, timer))
+        number = self._set[timer] = next(self._numbers)
+        heapq.heappush(self._heap, (at, number, timer))
 
-    def cancel(self, timer: str) -> None:
+    def cancel(self, timer: Timer) -> None:
         """Cancel a timer, if it is set."""
-        self._due.pop(timer, None)
+        self._set.pop(timer, None)
 
     def next_at(self) -> float | None:
         """Return the due time of the next timer; None if no timer is set."""
-        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
+        while self._heap and self._set.get(self._heap[0][2]) != self._heap[0][1]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def pop_due(self, now: float) -> str | None:
+    def pop_due(self, now: float) -> Timer | None:
         """Remove and return a timer that is due at ``now``; None if there is none."""
         at = self.next_at()
         if at is None or at > now:
             return None
-        _, timer = heapq.heappop(self._heap)
-        del self._due[timer]
+        _, _, timer = heapq.heappop(self._heap)
+        del self._set[timer]
         return timer

@@ -236,7 +236,7 @@ class Driver:
         """
         self._urgent.extend(pending)
         done = {each.work for each in pending if isinstance(each, WorkResult)}
-        for timer, due in self.actor.timers.items():
+        for timer, due in self.actor.timers:
             self._timers.set(timer, due)
         for number in before:
             work = self.actor.under_way.get(number)

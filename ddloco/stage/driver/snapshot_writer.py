@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot
 from ddloco.stage.actors.events import Captured, Committed, WorkFailed
+from ddloco.stage.actors.work_table import Doer, does
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.background import in_background
 from ddloco.stage.driver.snapshot_sink import SnapshotSink
@@ -31,7 +32,7 @@ Held = list[tuple[Kind, str, Tensors]]
 """The kind, name and tensors of the arrays to write."""
 
 
-class Capture:
+class Capture(Doer):
     """Performs the snapshot work of an actor whose worker has no state.
 
     Args:
@@ -43,14 +44,17 @@ class Capture:
         self._arrays = arrays
         self._sink = sink
 
+    @does(CaptureState)
     def state(self, work: CaptureState) -> Awaitable[Captured | WorkFailed]:
         """Write the actor's state at the cut and the arrays that it held."""
         return self._caught(work.work, partial(self._write_state, work, self._held(work.handles)))
 
+    @does(CaptureFlight)
     def flight(self, work: CaptureFlight) -> Awaitable[Captured | WorkFailed]:
         """Write the in-flight messages and their arrays."""
         return self._caught(work.work, partial(self._write_flight, work, self._held(work.handles)))
 
+    @does(CommitSnapshot)
     async def commit(self, work: CommitSnapshot) -> Committed | WorkFailed:
         """Write the manifest; an error of the store is a ``WorkFailed``."""
         try:

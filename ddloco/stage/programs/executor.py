@@ -7,8 +7,9 @@ import msgspec
 import trio
 from numpy.typing import NDArray
 
-from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
+from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import Computed, WorkFailed, WorkResult
+from ddloco.stage.actors.work_table import doers
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.snapshot_sink import SnapshotSink
 from ddloco.stage.driver.snapshot_writer import Capture
@@ -40,22 +41,17 @@ class ComputationExecutor:
         self._compute = compute
         self._asked = asked
         self._arrays = arrays
-        self._capture = Capture(arrays, sink)
+        self._doers = doers(Capture(arrays, sink))
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
         """Do one piece of work; a failure is a result too.
 
         The arrays are looked up before this returns, since the next event may free them.
         """
-        match work:
-            case CaptureState():
-                return self._capture.state(work)
-            case CaptureFlight():
-                return self._capture.flight(work)
-            case CommitSnapshot():
-                return self._capture.commit(work)
-            case _:
-                return self._do(work, [self._arrays.get(handle) for handle in work.reads])
+        doer = self._doers.get(type(work))
+        if doer is not None:
+            return doer(work)
+        return self._do(work, [self._arrays.get(handle) for handle in work.reads])
 
     async def _do(self, work: Work, read: Sequence[Payload]) -> WorkResult:
         try:

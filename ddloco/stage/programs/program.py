@@ -27,6 +27,7 @@ from ddloco.stage.actors.actor import ACTOR_SEMANTICS, ActorStates, Machine, new
 from ddloco.stage.actors.effects import AskedByAll, Finish, Work
 from ddloco.stage.actors.events import Begun, HappensToAll
 from ddloco.stage.actors.messages import ActorBody
+from ddloco.stage.actors.timers import TimerOfAll
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import (
     Start,
@@ -56,8 +57,11 @@ from ddloco.stage.process.errors import raised_at
 from ddloco.stage.programs.executor import ComputationExecutor, Compute
 from ddloco.stage.programs.user_actor import (
     Call,
+    Done,
     Over,
     Returned,
+    UserActor,
+    UserTimer,
     array_field,
     compute_call,
     handler_of,
@@ -65,7 +69,7 @@ from ddloco.stage.programs.user_actor import (
 )
 from replay import TapeError
 from snapshot import Part, SnapshotError, Store
-from transport import Body, Header, MessageArrived, RemoteProtocolError
+from transport import Body, Header, MessageArrived, RemoteProtocolError, TimerFired
 from transport.curve_auth import Curve
 from transport.payload import payload_bytes
 
@@ -83,8 +87,8 @@ class Role:
     Attributes:
         machine: creates the actor's state machine, once per incarnation. Its first event is
             ``Begun``.
-        dials: the actors that it connects to; its machine requests each link with ``Dial``, and
-            theirs accept it with ``Listen``.
+        dials: the actors that it connects to. A machine that is no ``UserActor`` requests each link
+            with ``Dial``, and theirs accept it with ``Listen``.
         compute: does the work that its machine requests; the default is for a ``UserActor``.
     """
 
@@ -133,6 +137,19 @@ def star(
     roles = {hub: Role(machine)}
     for name, makers in leaves.items():
         roles.update((f"{name}-{n}", Role(each, dials=(hub,))) for n, each in enumerate(makers))
+    return Program(roles)
+
+
+def mesh(**makers: Sequence[Callable[[], Machine]]) -> Program:
+    """A program in which all are linked: each actor dials those before it.
+
+    Args:
+        makers: what creates their machines, by the beginning of their names, as in ``star``.
+    """
+    roles: dict[str, Role] = {}
+    for name, machines in makers.items():
+        for n, each in enumerate(machines):
+            roles[f"{name}-{n}"] = Role(each, dials=tuple(roles))
     return Program(roles)
 
 
@@ -240,7 +257,7 @@ class LoadedProgram(Runnable):
     @property
     def bodies(self) -> Any:
         """The union of all message bodies."""
-        return ActorBody | Over | self.program.said
+        return ActorBody | Over | Done | self.program.said
 
     @property
     def asked(self) -> Any:
@@ -249,18 +266,23 @@ class LoadedProgram(Runnable):
 
     def machine(self, incarnation: str) -> Machine:
         """See ``Role``."""
-        return self.program.roles[actor_of(incarnation)].machine()
+        name = actor_of(incarnation)
+        machine = self.program.roles[name].machine()
+        if isinstance(machine, UserActor):
+            machine.link(self.dials(name), listens=name in self.listeners)
+        return machine
 
     def states(self, incarnation: str) -> ActorStates[Any]:
         """With the program's messages and work."""
         machine = type(self.machine(incarnation))
-        return ActorStates(machine, self.bodies, self.asked)
+        return ActorStates(machine, self.bodies, self.asked, UserTimer)
 
     @property
     def events(self) -> Any:
         """The union of all events that a tape may contain."""
         arrived = MessageArrived[self.bodies]
-        return arrived | HappensToAll | Begun | Returned | self.program.happened
+        timed = TimerFired[TimerOfAll | UserTimer]
+        return arrived | timed | HappensToAll | Begun | Returned | self.program.happened
 
     def dials(self, name: str) -> tuple[str, ...]:
         """See ``Role``."""
@@ -360,12 +382,10 @@ class LoadedProgram(Runnable):
     @asynccontextmanager
     async def open(self, hosted: HostedActor) -> AsyncIterator[OpenedActor]:
         """Open everything that the actor needs: its arrays, its state and its tape."""
-        role, arrays, incarnation = (
-            self.program.roles[hosted.name],
-            ArrayTable(),
-            hosted.incarnation,
-        )
-        actor, first, pending = new_actor(incarnation, role.machine()), Begun(incarnation), []
+        role, incarnation = self.program.roles[hosted.name], hosted.incarnation
+        arrays = ArrayTable()
+        actor = new_actor(incarnation, self.machine(incarnation))
+        first, pending = Begun(incarnation), []
         start_point = hosted.start_point
         start = start_point.start(incarnation) if start_point is not None else None
         if start is not None and start_point is not None:
@@ -478,7 +498,7 @@ def _problem(program: Any) -> str | None:
     for each in get_args(program.asked) or (program.asked,):
         if not (isinstance(each, type) and issubclass(each, Work)):
             return f"asked: {each!r} is not a subclass of Calculation"
-    return _taken(program.happened, HappensToAll | Begun, "result") or _taken(
+    return _taken(program.happened, HappensToAll | Begun | TimerFired, "result") or _taken(
         program.asked, AskedByAll | Call, "work"
     )
 
@@ -491,7 +511,7 @@ def handled(program: Program) -> Any:
     """
     if program.said is not None:
         return program.said
-    found: Any = Over
+    found: Any = Over | Done
     for role in program.roles.values():
         for name, method in inspect.getmembers(type(role.machine()), inspect.isfunction):
             if not name.startswith("on_"):
@@ -509,7 +529,7 @@ def handled(program: Program) -> Any:
 def _problem_of_messages(program: Program) -> str | None:
     for each in get_args(program.said) or (program.said,):
         array_field(each)
-    return _taken(program.said, ActorBody | Over, "message")
+    return _taken(program.said, ActorBody | Over | Done, "message")
 
 
 def _taken(own: Any, ours: Any, kind: str) -> str | None:

@@ -34,6 +34,7 @@ from ddloco.stage.actors.events import (
     StopRequested,
     WorkFailed,
 )
+from ddloco.stage.actors.timers import Named
 from snapshot.attributes import attributes, declared
 from transport import (
     BULK,
@@ -53,6 +54,7 @@ from transport import (
     Reason,
     Send,
     SetTimer,
+    Timer,
     TimerFired,
 )
 
@@ -63,11 +65,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 REASON_CHARS_MAX = 1000
 
-END_TIMER = "actor/end"
-"""The timer of an actor that has ended the program."""
-
 END_S = 10.0
-"""How long, in seconds, it waits for its links to end: a peer that was killed says no goodbye."""
+"""How long, in seconds, an actor that has ended the program waits for its links to end: a peer that
+was killed says no goodbye."""
 
 _computations: dict[str, Callable[..., Any]] = {}
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -88,6 +88,18 @@ class Over(Body, frozen=True):
     """The program is over; who receives it finishes."""
 
     reason: Reason
+
+
+class Done(Body, frozen=True):
+    """The sender has done its part; see ``UserActor.done``."""
+
+
+class EndDeadline(Timer, frozen=True):
+    """The actor has ended the program: wait no longer for its links to end."""
+
+
+UserTimer = Named | EndDeadline
+"""The timers of a user's actor or machine."""
 
 
 class Call(Calculation, frozen=True):
@@ -217,7 +229,10 @@ class UserActor:
     _asked: list[Effect]
     _over: str
     _over_as: Status
-    _listens: bool
+    _done: str
+    _done_peers: set[str]
+    _dials: tuple[str, ...] = ()
+    _listens: bool = False
 
     def __init__(self, **settings: Any) -> None:
         known = [name for name in declared(type(self)) if not name.startswith("_")]
@@ -234,13 +249,16 @@ class UserActor:
     # Events: methods to override.
 
     def begin(self) -> None:
-        """The actor begins: ``listen``, or ``dial`` others."""
+        """The actor begins. Its links to other actors come up by themselves; see ``joined``."""
 
     def joined(self, peer: str) -> None:
         """A link to another actor is up."""
 
     def lost(self, peer: str, reason: str) -> None:
         """The link to another actor is down; the side that dialled keeps trying."""
+
+    def when_idle(self) -> None:
+        """An event was handled, and no computation of this actor is under way."""
 
     def received(self, peer: str, message: Any) -> None:
         """A message has arrived; by default the method of its name is called.
@@ -265,7 +283,7 @@ class UserActor:
 
     def stop(self, reason: str) -> None:
         """The run is to end: because of Ctrl-C, or as another actor here has failed. By default
-        an actor that listens ends the program, and any other one finishes."""
+        an actor that others dial ends the program, and any other one finishes."""
         if self._listens:
             self.end(reason, "stopped")
         else:
@@ -279,15 +297,6 @@ class UserActor:
         """A snapshot that this actor initiated was committed, or ``failed`` says why not."""
 
     # Actions.
-
-    def listen(self, **agreement: str) -> None:
-        """Accept actors that dial with the same agreement."""
-        self._listens = True
-        self._asked.append(Listen(agreement))
-
-    def dial(self, peer: str, **agreement: str) -> None:
-        """Open a link to an actor and keep it open; the role must name it in ``dials``."""
-        self._asked.append(Dial(peer, agreement))
 
     def send(self, peer: str, message: Body, *, key: str = "") -> None:
         """Send a message, with the array in its field of type ``Array``, to a linked actor.
@@ -334,11 +343,11 @@ class UserActor:
 
     def set_timer(self, name: str, after_s: float) -> None:
         """Have ``timer`` called after ``after_s`` seconds; setting a timer again moves it."""
-        self._asked.append(SetTimer(name, self.at + after_s))
+        self._asked.append(SetTimer(Named(name), self.at + after_s))
 
     def cancel_timer(self, name: str) -> None:
         """Cancel a timer."""
-        self._asked.append(CancelTimer(name))
+        self._asked.append(CancelTimer(Named(name)))
 
     def take_snapshot(self) -> None:
         """Initiate a snapshot of all actors at this event."""
@@ -355,15 +364,24 @@ class UserActor:
 
     def end(self, reason: str, status: Status = "done") -> None:
         """End the program: all linked actors finish, those that they are linked with, and then,
-        when its links are gone, this one."""
+        when its links are gone, this one. Its methods are not called any more."""
         if not self._over:
             self._over, self._over_as = reason[:REASON_CHARS_MAX], status
             if self.peers:
-                self._asked.append(SetTimer(END_TIMER, self.at + END_S))
+                self._asked.append(SetTimer(EndDeadline(), self.at + END_S))
         for peer in self.peers:
             self.send(peer, Over(self._over), key="over")
         if not self.peers:
             self.finish(self._over, self._over_as)
+
+    def done(self, reason: str) -> None:
+        """This actor has done its part: it finishes once all that it is linked with have, too."""
+        if not self._done:
+            self._done = reason[:REASON_CHARS_MAX]
+            for peer in self.peers:
+                self.send(peer, Done(), key="done")
+        if self._done_peers >= set(self.peers):
+            self.finish(self._done)
 
     def finish(self, reason: str, status: Status = "done") -> None:
         """End this actor: it closes its links, and receives no more events."""
@@ -377,24 +395,26 @@ class UserActor:
         return not self._pending
 
     @property
-    def over(self) -> bool:
-        """Whether this actor has ended the program."""
-        return bool(self._over)
-
-    @property
     def peers(self) -> list[str]:
         """See the class."""
         return list(self._routes)
 
     # The machine.
 
+    def link(self, dials: tuple[str, ...], *, listens: bool) -> None:
+        """Set whom this actor dials, and whether others dial it; its program does."""
+        self._dials, self._listens = dials, listens
+
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event; see ``ddloco.stage.actors.actor.Machine``."""
         self.at = at
+        self._asked = []
         if isinstance(event, Begun):
             self._begin(event.incarnation)
-        self._asked = []
         self._hear(event)
+        ends = self._over or any(isinstance(each, Finish) for each in self._asked)
+        if self.idle and not ends:
+            self.when_idle()
         asked, self._asked = self._asked, []
         held = {array.handle for array in _arrays(self, set())}
         kept: list[Effect] = [Keep(each) for each in sorted(held - self._held)]
@@ -408,18 +428,16 @@ class UserActor:
         self._pending = {}
         self._calls = 0
         self._held = set()
-        self._over, self._over_as, self._listens = "", "done", False
+        self._over, self._over_as = "", "done"
+        self._done, self._done_peers = "", set()
+        listen = [Listen({})] if self._listens else []
+        self._asked = [*listen, *(Dial(peer, {}) for peer in self._dials)]
 
     def _hear(self, event: Event) -> None:
         match event:
-            case Begun():
-                self.begin()
             case PeerJoined(peer):
                 self._routes[actor_of(peer)] = peer
-                if self._over:
-                    self.send(actor_of(peer), Over(self._over), key="over")
-                else:
-                    self.joined(actor_of(peer))
+                self._joined(actor_of(peer))
             case PeerLost(peer, reason):
                 if self._routes.get(actor_of(peer)) == peer:
                     del self._routes[actor_of(peer)]
@@ -428,6 +446,37 @@ class UserActor:
                 for peer in self.peers:
                     self.send(peer, Over(reason), key="over")
                 self.finish(reason)
+            case TimerFired(EndDeadline()):
+                self.finish(self._over, self._over_as)
+            case _:
+                if not self._over:
+                    self._tell(event)
+
+    def _joined(self, peer: str) -> None:
+        self._done_peers.discard(peer)
+        if self._over:
+            self.send(peer, Over(self._over), key="over")
+            return
+        self.joined(peer)
+        if self._done:
+            self.send(peer, Done(), key="done")
+
+    def _lost(self, peer: str, reason: str) -> None:
+        if not self._over:
+            self.lost(peer, reason)
+            if self._done:
+                self.done(self._done)
+        elif not self.peers:
+            self.finish(self._over, self._over_as)
+
+    def _tell(self, event: Event) -> None:
+        match event:
+            case Begun():
+                self.begin()
+            case MessageArrived(peer=peer, body=Done()):
+                self._done_peers.add(actor_of(peer))
+                if self._done:
+                    self.done(self._done)
             case MessageArrived(peer=peer, body=body, handle=handle):
                 name = array_field(type(body))
                 arrived = replace(body, **{name: Array(handle)}) if name and handle else body
@@ -439,10 +488,8 @@ class UserActor:
             case WorkFailed(work=work, reason=reason):
                 self._pending.pop(work, None)
                 self.failed(reason)
-            case TimerFired(timer) if timer == END_TIMER:
-                self.finish(self._over, self._over_as)
-            case TimerFired(timer):
-                self.timer(timer)
+            case TimerFired(Named(name)):
+                self.timer(name)
             case SnapshotSettled(snapshot, failed):
                 self.snapshot_settled(snapshot, failed)
             case StopRequested(reason):
@@ -451,12 +498,6 @@ class UserActor:
                 self.leave(reason)
             case _:
                 return
-
-    def _lost(self, peer: str, reason: str) -> None:
-        if not self._over:
-            self.lost(peer, reason)
-        elif not self.peers:
-            self.finish(self._over, self._over_as)
 
 
 def _arrays(thing: Any, seen: set[int]) -> Iterator[Array]:

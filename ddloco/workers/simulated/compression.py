@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ddloco.job.config import Job
 from ddloco.job.protocol.compression import Format, encoded_bytes
-from ddloco.job.protocol.effects import EncodeFragment, MergeFragment, Share
+from ddloco.job.protocol.work import EncodeFragment, MergeFragment, Share
 from ddloco.workers.quantization_kernel import quantizer
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from typing import Any
 import trio
 
 from ddloco.job.config import Job
-from ddloco.job.protocol.effects import MergeFragment
-from ddloco.job.protocol.events import FragmentMerged
 from ddloco.job.protocol.tape_facts import ARITHMETIC, TENSORS
+from ddloco.job.protocol.work import FragmentMerged, MergeFragment
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import WorkResult
 from ddloco.stage.arrays.array_table import ArrayTable

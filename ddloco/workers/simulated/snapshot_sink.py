@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from ddloco.job.protocol.effects import RunStep
+from ddloco.job.protocol.work import RunStep
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
 from ddloco.stage.actors.events import Captured, Committed
+from ddloco.stage.actors.work_table import Doer, does
 
 if TYPE_CHECKING:
     from ddloco.workers.simulated.work import Content
@@ -49,7 +50,7 @@ class SnapshotMemory:
         return name
 
 
-class SnapshotCapture:
+class SnapshotCapture(Doer):
     """One actor's snapshot work.
 
     If a step is running at the cut, the snapshot contains the worker's state at the end of it.
@@ -90,15 +91,23 @@ class SnapshotCapture:
         """Whether work can be done: not while it waits for the end of a step."""
         return not isinstance(work, CaptureState) or work.work in self._states
 
-    def do(self, work: Work) -> Captured | Committed:
-        """Do one piece of work."""
-        if isinstance(work, CommitSnapshot):
-            self.snapshots.committed[work.snapshot] = work
-            return Committed(work.work)
-        assert isinstance(work, CaptureState | CaptureFlight), "nothing else is about snapshots"
+    # The contents were looked up when the work began.
+
+    @does(CaptureState)
+    def state(self, work: CaptureState, _: Mapping[str, "Content"]) -> Captured:
+        """Write the actor's state at the cut, the arrays that it held, and its worker's state."""
         held = self._held.pop(work.work)
-        if isinstance(work, CaptureFlight):
-            part = CapturedPart(work.messages, held)
-        else:
-            part = CapturedPart(work.state, held, self._states.pop(work.work))
+        part = CapturedPart(work.state, held, self._states.pop(work.work))
         return Captured(work.work, self.snapshots.write(part))
+
+    @does(CaptureFlight)
+    def flight(self, work: CaptureFlight, _: Mapping[str, "Content"]) -> Captured:
+        """Write the messages that were in flight, and their arrays."""
+        part = CapturedPart(work.messages, self._held.pop(work.work))
+        return Captured(work.work, self.snapshots.write(part))
+
+    @does(CommitSnapshot)
+    def commit(self, work: CommitSnapshot, _: Mapping[str, "Content"]) -> Committed:
+        """Complete the snapshot."""
+        self.snapshots.committed[work.snapshot] = work
+        return Committed(work.work)

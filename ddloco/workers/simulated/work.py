@@ -8,7 +8,7 @@ numbers: small tensors that drift towards a target, merged by the same kernel as
 
 import math
 import struct
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -19,7 +19,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddloco.job.config import Job, Outer
-from ddloco.job.protocol.effects import (
+from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.job.protocol.work import (
+    TENSOR_DIGEST_BYTES,
     AverageGradients,
     CopyState,
     DecodeFragment,
@@ -27,36 +29,33 @@ from ddloco.job.protocol.effects import (
     EncodeFragment,
     EncodePiece,
     Evaluate,
-    InstallState,
-    MakeParameters,
-    MergeFragment,
-    Recover,
-    RunStep,
-    SaveModel,
-)
-from ddloco.job.protocol.events import (
-    TENSOR_DIGEST_BYTES,
     Evaluated,
     FragmentDecoded,
     FragmentEncoded,
     FragmentMerged,
+    InstallState,
     Kept,
+    MakeParameters,
+    MergeFragment,
     ModelSaved,
     ParametersMade,
     PieceEncoded,
+    Recover,
     Recovered,
+    RunStep,
+    SaveModel,
     StateCopied,
     StateInstalled,
     StepFinished,
 )
-from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.machines.outer.merge import Contribution, Segment, fragment_segments, merge_fragment
 from ddloco.machines.outer.optimizers.optimizer import State, state_digest
 from ddloco.machines.outer.optimizers.table import usual_direction, zero_state
 from ddloco.machines.outer.outlier_test import OutlierTest
 from ddloco.machines.syncer.global_fragments import OUTER
-from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
+from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import WorkResult
+from ddloco.stage.actors.work_table import Doer, doers, does
 from ddloco.workers.simulated.compression import (
     DIFFERENCE,
     SimulatedCompression,
@@ -135,7 +134,7 @@ class FragmentMemory:
         self.run = f"run-{int(self.run.removeprefix('run-')) + 1}"
 
 
-class SimulatedWork:
+class SimulatedWork(Doer):
     """Does the work of one simulated actor.
 
     Args:
@@ -176,22 +175,7 @@ class SimulatedWork:
         """How many batches of its shard this actor has drawn, including earlier incarnations."""
         elements = plan.total_bytes // 4 if arithmetic else 0
         self._params = np.zeros(elements, np.float32)
-        self._doers: dict[type[Any], Callable[[Any, Contents], WorkResult]] = {
-            RunStep: self._run_step,
-            EncodeFragment: self._encode,
-            DecodeFragment: self._decode,
-            CopyState: self._copy_state,
-            EncodePiece: self._encode_piece,
-            InstallState: self._install,
-            MergeFragment: self._merge,
-            Differentiate: self._differentiate,
-            AverageGradients: self._average,
-            MakeParameters: self._make,
-            Recover: self._recover,
-            Evaluate: self._evaluate,
-            SaveModel: self._save,
-            **dict.fromkeys((CaptureState, CaptureFlight, CommitSnapshot), self._capture),
-        }
+        self._doers = doers(self, self.capture)
 
     def settle(self, result: WorkResult) -> None:
         """A result is about to be reported: store a merge for the actor's next incarnation."""
@@ -221,10 +205,6 @@ class SimulatedWork:
         """Do one piece of work now; the result is stored among the contents."""
         return self._doers[type(work)](work, contents)
 
-    def _capture(self, work: Work, contents: Contents) -> WorkResult:
-        del contents  # They were looked up when the work began.
-        return self.capture.do(work)
-
     def _state(self) -> tuple[Any, ...]:
         """The whole state of the worker."""
         params = self._params.tobytes() if self._arithmetic else b""
@@ -232,6 +212,7 @@ class SimulatedWork:
 
     # Learners.
 
+    @does(RunStep)
     def _run_step(self, work: RunStep, contents: Contents) -> StepFinished:
         device = self._device
         for each in work.overwrites:
@@ -275,6 +256,7 @@ class SimulatedWork:
             self._params[0] = np.nan
         return float(np.mean(gap * gap))
 
+    @does(Differentiate)
     def _differentiate(self, work: Differentiate, contents: Contents) -> StepFinished:
         """The gradient of a quadratic loss around this replica's target."""
         source = contents[work.source]
@@ -285,6 +267,7 @@ class SimulatedWork:
         contents[work.out] = Content((0, source.what[1], 1, work.step), gradient)
         return StepFinished(work.work, work.step, loss, TOKENS, work.step.to_bytes(16, "little"))
 
+    @does(AverageGradients)
     def _average(self, work: AverageGradients, contents: Contents) -> FragmentMerged:
         theta, what = contents[work.theta], (0, work.t, 0, 0)
         whole = sum(share.weight for share in work.shares)
@@ -303,6 +286,7 @@ class SimulatedWork:
         digest = content.digest
         return FragmentMerged(work.work, names, weights, (), digest, b"", digest)
 
+    @does(EncodeFragment)
     def _encode(self, work: EncodeFragment, contents: Contents) -> FragmentEncoded:
         host, wrong = contents[work.source], ""
         what, part = host.what, host.array
@@ -331,6 +315,7 @@ class SimulatedWork:
         kept = contents[work.error_out] = Content(what, lost, left)
         return FragmentEncoded(work.work, made.digest, kept.digest)
 
+    @does(DecodeFragment)
     def _decode(self, work: DecodeFragment, contents: Contents) -> FragmentDecoded:
         """A version is what learners hold of the one before, and the difference between them."""
         before, difference = contents[work.base], contents[work.source]
@@ -343,10 +328,12 @@ class SimulatedWork:
         made = contents[work.out] = Content((p, version, 0, 0), array)
         return FragmentDecoded(work.work, made.digest)
 
+    @does(CopyState)
     def _copy_state(self, work: CopyState, contents: Contents) -> StateCopied:
         content = contents[work.out] = self._copies.pop(work.work)
         return StateCopied(work.work, PIECES, content.digest)
 
+    @does(EncodePiece)
     def _encode_piece(self, work: EncodePiece, contents: Contents) -> PieceEncoded:
         """Encode a piece of a copy with its place in it; a received piece is already whole."""
         source = contents[work.source]
@@ -359,6 +346,7 @@ class SimulatedWork:
         contents[work.out] = made
         return PieceEncoded(work.work, made.digest)
 
+    @does(InstallState)
     def _install(self, work: InstallState, contents: Contents) -> StateInstalled:
         pieces = [contents[handle] for handle in work.pieces]
         first = pieces[0].what[:-2]
@@ -378,6 +366,7 @@ class SimulatedWork:
 
     # Syncers.
 
+    @does(MakeParameters)
     def _make(self, work: MakeParameters, contents: Contents) -> ParametersMade:
         digest = xxhash.xxh3_128()
         for p in work.fragments:
@@ -396,6 +385,7 @@ class SimulatedWork:
         event, made = self._compute_merge(work, contents)
         return event, made[0]
 
+    @does(MergeFragment)
     def _merge(self, work: MergeFragment, contents: Contents) -> FragmentMerged:
         event, made = self._compute_merge(work, contents)
         for handle, content in zip(work.makes, made, strict=True):
@@ -473,6 +463,7 @@ class SimulatedWork:
         event = FragmentMerged(work.work, accepted, weights, refused, *digests, *found)
         return event, (*made, made[0])
 
+    @does(Recover)
     def _recover(self, work: Recover, contents: Contents) -> Recovered:
         found = [self._fragment_memory.kept[p] for p in sorted(self._fragment_memory.kept)]
         for kept, theta, state in found:
@@ -481,12 +472,14 @@ class SimulatedWork:
             contents[f"{OUTER}{p}/{v}"] = state
         return Recovered(work.work, tuple(kept for kept, _, _ in found), self._fragment_memory.run)
 
+    @does(Evaluate)
     def _evaluate(self, work: Evaluate, contents: Contents) -> Evaluated:
         arrays = [contents[handle].array for handle in work.fragments]
         numbers = [array for array in arrays if array is not None]
         loss = float(sum(np.mean(array * array) for array in numbers)) if numbers else None
         return Evaluated(work.work, loss)
 
+    @does(SaveModel)
     def _save(self, work: SaveModel, contents: Contents) -> ModelSaved:
         digest = xxhash.xxh3_128()
         for handle in work.fragments:

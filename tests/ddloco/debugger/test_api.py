@@ -6,7 +6,7 @@ import pytest
 
 import ddloco
 from ddloco.debugger.api import Run
-from ddloco.job.protocol.events import FragmentMerged, StepFinished
+from ddloco.job.protocol.work import FragmentMerged, StepFinished
 from ddloco.stage.files.toml import ConfigError
 
 

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from ddloco.job.protocol.events import StepFinished
+from ddloco.job.protocol.work import StepFinished
 from ddloco.replayer.comparer import difference_of, same
 
 NAN = float("nan")

@@ -2,9 +2,8 @@
 
 from types import SimpleNamespace
 
-from ddloco.job.protocol.effects import InstallState, Overwrite, RunStep
-from ddloco.job.protocol.events import StepFinished
 from ddloco.job.protocol.fragment_plan import Leaf
+from ddloco.job.protocol.work import InstallState, Overwrite, RunStep, StepFinished
 from ddloco.replayer.job_executor import JobExecutor
 from ddloco.replayer.report import Report
 from ddloco.stage.actors.effects import CaptureState

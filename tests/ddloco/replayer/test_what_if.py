@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddloco.job.config import Outer
-from ddloco.job.protocol.effects import MergeFragment, Recover, Share
+from ddloco.job.protocol.work import MergeFragment, Recover, Share
 from ddloco.replayer.what_if import WHAT_IF, WhatIf, change_of, fact_of, what_if
 from ddloco.stage.files.toml import ConfigError
 

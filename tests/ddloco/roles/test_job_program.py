@@ -2,7 +2,7 @@
 
 import trio
 
-from ddloco.job.protocol.effects import CopyState, RunStep
+from ddloco.job.protocol.work import CopyState, RunStep
 from ddloco.roles.job_program import slowed
 
 

@@ -9,7 +9,7 @@ import tomli_w
 import trio
 
 from ddloco.job.config import job_from
-from ddloco.job.protocol.events import Kept
+from ddloco.job.protocol.work import Kept
 from ddloco.machines.outer.optimizers.table import zero_state
 from ddloco.roles.job_program import program_of
 from ddloco.roles.past_job import past_end

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from ddloco.job.config import Outer, job_from
-from ddloco.job.protocol.effects import CopyState, RunStep
-from ddloco.job.protocol.events import Recovered, Started, StepFinished
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import Leaf, make_plan
 from ddloco.job.protocol.messages import GlobalFragment
+from ddloco.job.protocol.work import CopyState, Recovered, RunStep, StepFinished
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.outer.optimizers.optimizer import STEPS, state_digest
 from ddloco.machines.syncer.machine import Syncer

@@ -4,12 +4,12 @@ from dataclasses import replace as changed
 
 from msgspec.structs import replace
 
-from ddloco.job.protocol.effects import Asked
 from ddloco.job.protocol.messages import JobBody
+from ddloco.job.protocol.timers import JobTimer
+from ddloco.job.protocol.work import Asked
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.stage.actors.actor import Actor, ActorStates
-from ddloco.stage.actors.effects import CaptureState
 from ddloco.stage.actors.messages import ActorBody
 from ddloco.stage.actors.snapshot_adapter import SnapshotAdapter
 from ddloco.workers.simulated.snapshot_sink import SnapshotCapture, SnapshotMemory
@@ -32,7 +32,7 @@ def bug(invariant, *worlds):
     return note
 
 
-SYNCERS = ActorStates(Syncer, JobBody | ActorBody, Asked)
+SYNCERS = ActorStates(Syncer, JobBody | ActorBody, Asked, JobTimer)
 
 
 @bug("channel-complete", 18)
@@ -157,16 +157,14 @@ def an_outer_state_is_that_of_the_merge_before(patch):
 
 @bug("merge-once", 1)
 def a_picture_does_not_say_what_is_spent(patch):
-    def do(old, self, work):
-        if isinstance(work, CaptureState):
-            try:
-                actor = SYNCERS.read(work.state)
-            except StateError:
-                return old(self, work)
-            if actor.machine.rounds:
-                for bases in actor.machine.rounds.membership.merged.values():
-                    bases[:] = [-1] * len(bases)
-            work = replace(work, state=actor.write())
-        return old(self, work)
+    def state(old, self, work, contents):
+        try:
+            actor = SYNCERS.read(work.state)
+        except StateError:
+            return old(self, work, contents)
+        if actor.machine.rounds:
+            for bases in actor.machine.rounds.membership.merged.values():
+                bases[:] = [-1] * len(bases)
+        return old(self, replace(work, state=actor.write()), contents)
 
-    wrap(patch, SnapshotCapture, "do", do)
+    wrap(patch, SnapshotCapture, "state", state)

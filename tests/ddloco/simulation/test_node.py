@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from ddloco.job.protocol.effects import (
+from ddloco.job.protocol.work import (
     EncodeFragment,
     Evaluate,
     MakeParameters,

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from ddloco.job.config import Compress, Outer
-from ddloco.job.protocol.effects import Differences, EncodeFragment, MergeFragment, Share
 from ddloco.job.protocol.fragment_plan import Leaf
+from ddloco.job.protocol.work import Differences, EncodeFragment, MergeFragment, Share
 from ddloco.machines.outer.merge import REPLACING, merge_fragment
 from ddloco.machines.outer.optimizers.table import zero_state
 from ddloco.stage.arrays.array_table import ArrayTable, HostCopy

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ddloco.job.protocol.events import Kept
+from ddloco.job.protocol.work import Kept
 from ddloco.machines.outer.optimizers.optimizer import STEPS, state_digest
 from ddloco.workers.fragment_store import (
     FragmentFolder,

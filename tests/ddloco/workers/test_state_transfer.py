@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddloco.job.protocol.effects import InstallState
+from ddloco.job.protocol.work import InstallState
 from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
 from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.workers import rpc

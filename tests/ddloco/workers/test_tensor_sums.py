@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ddloco.job.protocol.events import TENSOR_DIGEST_BYTES
+from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
 from ddloco.workers.tensor_sums import packed, tensor_sums
 from transport import DTYPES
 

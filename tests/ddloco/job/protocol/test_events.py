@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddloco.job.protocol.events import TENSOR_DIGEST_BYTES, first_tensor
 from ddloco.job.protocol.fragment_plan import Leaf
+from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES, first_tensor
 
 LEAVES = tuple(Leaf(name, (2,), "float32") for name in ("a/w", "b/w", "c/w"))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddloco.job.config import job_from
-from ddloco.job.protocol.effects import Differentiate
+from ddloco.job.protocol.work import Differentiate
 from ddloco.stage.files.faults import SYNCER
 from ddloco.workers.simulated.objective import target
 from ddloco.workers.simulated.work import TOKENS

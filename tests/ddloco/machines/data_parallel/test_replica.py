@@ -3,10 +3,11 @@
 import pytest
 
 from ddloco.job.config import job_from
-from ddloco.job.protocol.effects import Differentiate
-from ddloco.job.protocol.events import Started, StepFinished
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Roster, Stop
 from ddloco.job.protocol.time_spent import TimeSpent
+from ddloco.job.protocol.timers import ProbeDue
+from ddloco.job.protocol.work import Differentiate, StepFinished
 from ddloco.machines.data_parallel.replica import Replica
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import StopRequested, WorkFailed
@@ -173,5 +174,5 @@ def test_a_lost_link_is_seen_and_waited_for(replica):
 def test_a_roster_retires_and_the_rest_is_let_be(replica):
     """What it does not know changes nothing."""
     assert [Retire({"learner-1": 2})] == replica.handle(1.0, said(Roster(3, {"learner-1": 2})))
-    assert [] == replica.handle(1.0, TimerFired("x"))
+    assert [] == replica.handle(1.0, TimerFired(ProbeDue()))
     assert [] == replica.handle(1.0, said(Contribution(1, 0, 0, 1, 1, 8)))

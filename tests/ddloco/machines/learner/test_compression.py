@@ -5,9 +5,14 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from ddloco.job.config import Compress
-from ddloco.job.protocol.effects import DecodeFragment, EncodeFragment, RunStep
-from ddloco.job.protocol.events import FragmentDecoded, FragmentEncoded
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Pull
+from ddloco.job.protocol.work import (
+    DecodeFragment,
+    EncodeFragment,
+    FragmentDecoded,
+    FragmentEncoded,
+    RunStep,
+)
 from tests.ddloco.machines.learner.test_machine import Harness, P, of, said
 
 

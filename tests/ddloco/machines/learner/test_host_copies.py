@@ -3,9 +3,8 @@
 import pytest
 from msgspec import UNSET
 
-from ddloco.job.protocol.effects import EncodeFragment, RunStep
-from ddloco.job.protocol.events import FragmentEncoded
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Pull
+from ddloco.job.protocol.work import EncodeFragment, FragmentEncoded, RunStep
 from ddloco.machines.learner.host_copies import host_copies
 from tests.ddloco.machines.learner.test_machine import Harness, P, of, said
 from transport import PeerLost

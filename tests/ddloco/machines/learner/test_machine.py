@@ -5,8 +5,7 @@ import math
 import msgspec
 import pytest
 
-from ddloco.job.protocol.effects import CopyState, EncodeFragment, InstallState, RunStep
-from ddloco.job.protocol.events import FragmentEncoded, Started, StateInstalled, StepFinished
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import (
     Contribution,
     GlobalFragment,
@@ -20,7 +19,17 @@ from ddloco.job.protocol.messages import (
     StateWanted,
     Stop,
 )
-from ddloco.machines.learner.machine import ANSWERS_MAX, LEAVING, Learner
+from ddloco.job.protocol.timers import LeaveDeadline
+from ddloco.job.protocol.work import (
+    CopyState,
+    EncodeFragment,
+    FragmentEncoded,
+    InstallState,
+    RunStep,
+    StateInstalled,
+    StepFinished,
+)
+from ddloco.machines.learner.machine import ANSWERS_MAX, Learner
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
 from transport import (
@@ -527,4 +536,4 @@ def test_a_learner_that_leaves_waits_for_its_step_a_little(training):
     """It leaves with the step, or without it when that takes too long; and not as if it were
     done."""
     assert [] == of(Finish, training.tell(LeaveRequested("moved")))
-    assert [Finish("left", "moved")] == of(Finish, training.tell(TimerFired(LEAVING)))
+    assert [Finish("left", "moved")] == of(Finish, training.tell(TimerFired(LeaveDeadline())))

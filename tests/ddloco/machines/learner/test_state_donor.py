@@ -2,10 +2,10 @@
 
 import pytest
 
-from ddloco.job.protocol.effects import CopyState, EncodePiece
-from ddloco.job.protocol.events import PieceEncoded, StateCopied
 from ddloco.job.protocol.messages import StatePiece, StateWanted
-from ddloco.machines.learner.state_donor import ASKED_MAX, LENDING, LENDING_S, StateDonor
+from ddloco.job.protocol.timers import CopyUnused
+from ddloco.job.protocol.work import CopyState, EncodePiece, PieceEncoded, StateCopied
+from ddloco.machines.learner.state_donor import ASKED_MAX, LENDING_S, StateDonor
 from ddloco.machines.work_numbers import WorkNumbers
 from transport import BULK, CONTROL, Drop, Keep, Send, SetTimer
 
@@ -86,7 +86,7 @@ def test_pieces_of_the_copy_are_cut_as_they_are_asked_for(lending):
     effects = lending.machine.wanted(20.0, StateWanted(ANNA, 5, 2), lending.numbers)
     (cut,) = of(EncodePiece, effects)
     assert (2, "state/5") == (cut.piece, cut.source)
-    assert SetTimer(LENDING, 20.0 + LENDING_S) in effects
+    assert SetTimer(CopyUnused(), 20.0 + LENDING_S) in effects
     assert [Keep("state/5"), Keep(cut.out)] == of(Keep, effects)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddloco.job.config import Outer
-from ddloco.job.protocol.effects import MergeFragment, Share
+from ddloco.job.protocol.work import MergeFragment, Share
 from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
 from ddloco.machines.outer.optimizers.table import zero_state
 from ddloco.machines.outer.outlier_test import RUN, SAMPLE, OutlierTest

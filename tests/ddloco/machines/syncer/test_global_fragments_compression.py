@@ -5,9 +5,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from ddloco.job.config import Compress
-from ddloco.job.protocol.effects import MergeFragment
-from ddloco.job.protocol.events import Kept
 from ddloco.job.protocol.messages import GlobalFragment, Pull
+from ddloco.job.protocol.work import Kept, MergeFragment
 from tests.ddloco.machines.syncer.test_machine import (
     A,
     B,

@@ -3,23 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from ddloco.job.protocol.effects import (
-    Evaluate,
-    MakeParameters,
-    MergeFragment,
-    MergeTokens,
-    Recover,
-    SaveModel,
-)
-from ddloco.job.protocol.events import (
-    Evaluated,
-    FragmentMerged,
-    Kept,
-    ModelSaved,
-    ParametersMade,
-    Recovered,
-    Started,
-)
+from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import (
     Contribution,
     GlobalFragment,
@@ -29,10 +13,23 @@ from ddloco.job.protocol.messages import (
     ShardReport,
     Stop,
 )
-from ddloco.machines.syncer.machine import SHUTDOWN, Syncer
+from ddloco.job.protocol.timers import LaunchDue, PullDeadline, ShardsDeadline, ShutdownDeadline
+from ddloco.job.protocol.work import (
+    Evaluate,
+    Evaluated,
+    FragmentMerged,
+    Kept,
+    MakeParameters,
+    MergeFragment,
+    MergeTokens,
+    ModelSaved,
+    ParametersMade,
+    Recover,
+    Recovered,
+    SaveModel,
+)
+from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.members import RESEND_S_MIN
-from ddloco.machines.syncer.rounds import LAUNCH
-from ddloco.machines.syncer.shards import SHARDS
 from ddloco.machines.syncer.shutdown import LATE_S
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
@@ -193,9 +190,9 @@ def test_one_launch_a_step_whichever_learner_reports(open_harness):
     for _ in range(12):
         for peer in (A, B, C):
             effects = harness.report(peer, after_s=1 / 3)
-            for timer in [e for e in of(SetTimer, effects) if e.timer == LAUNCH]:
+            for timer in [e for e in of(SetTimer, effects) if e.timer == LaunchDue()]:
                 if timer.at <= harness.at:
-                    effects += harness.tell(TimerFired(LAUNCH))
+                    effects += harness.tell(TimerFired(LaunchDue()))
             launched += sorted({(harness.at, t, p) for _, t, p in pulls(effects)})
             for _, t, fragment in dict.fromkeys((0, t, p) for _, t, p in pulls(effects)):
                 harness.machine.rounds.syncs.pop(t)
@@ -208,7 +205,7 @@ def test_the_grace_window_opens_and_closes_early(open_harness):
     harness = open_harness(A, B, overlap=2)
     settle(harness)
     effects = harness.report(A, after_s=0.9)
-    (timer,) = [e for e in of(SetTimer, effects) if e.timer == LAUNCH]
+    (timer,) = [e for e in of(SetTimer, effects) if e.timer == LaunchDue()]
     assert [] == pulls(effects)
     assert 0.4 <= timer.at - harness.at <= 1.0
     assert [A, B] == [peer for peer, *_ in pulls(harness.report(B, after_s=0.2))]
@@ -219,9 +216,9 @@ def test_the_grace_window_ends_without_the_missing(open_harness):
     harness = open_harness(A, B, overlap=2, pull="fresh")
     settle(harness)
     effects = harness.report(A, after_s=0.9)
-    (timer,) = [e for e in of(SetTimer, effects) if e.timer == LAUNCH]
+    (timer,) = [e for e in of(SetTimer, effects) if e.timer == LaunchDue()]
     assert [A] == [
-        peer for peer, *_ in pulls(harness.tell(TimerFired(LAUNCH), timer.at - harness.at))
+        peer for peer, *_ in pulls(harness.tell(TimerFired(LaunchDue()), timer.at - harness.at))
     ]
 
 
@@ -230,9 +227,9 @@ def test_who_has_unmerged_steps_is_pulled_though_no_step_ended(open_harness):
     harness = open_harness(A, B, overlap=2)
     settle(harness)
     effects = harness.report(A, after_s=0.9)
-    (timer,) = [e for e in of(SetTimer, effects) if e.timer == LAUNCH]
+    (timer,) = [e for e in of(SetTimer, effects) if e.timer == LaunchDue()]
     assert [A, B] == [
-        peer for peer, *_ in pulls(harness.tell(TimerFired(LAUNCH), timer.at - harness.at))
+        peer for peer, *_ in pulls(harness.tell(TimerFired(LaunchDue()), timer.at - harness.at))
     ]
 
 
@@ -253,7 +250,7 @@ def test_who_left_a_pull_unanswered_is_pulled_again_when_it_is_heard(open_harnes
     first = pulls(harness.report(B) + harness.report(A))
     assert [B] == [peer for peer, *_ in first]
     harness.at += 60.0
-    timed_out = harness.tell(TimerFired("pull/1"))
+    timed_out = harness.tell(TimerFired(PullDeadline(1)))
     assert ["sync repeated"] == [each.event for each in of(Observe, timed_out)]
     again = pulls(timed_out + harness.report(A))
     assert [A] == [peer for peer, *_ in again]
@@ -281,7 +278,7 @@ def test_a_pull_that_was_lost_with_its_link_is_not_left_unanswered(open_harness)
     for _ in range(spoken):
         harness.report(B)
     harness.at += 60.0
-    harness.tell(TimerFired("pull/1"))
+    harness.tell(TimerFired(PullDeadline(1)))
     unanswered = {m.peer: m.unanswered for m in harness.machine.rounds.membership.members.values()}
     assert {A: True, B: False} == unanswered
 
@@ -361,7 +358,7 @@ def test_a_late_contribution_is_refused(open_harness):
     harness.report(A)
     harness.report(B)
     harness.contribute(A, 1, 1)
-    (merge,) = of(MergeFragment, harness.tell(TimerFired("pull/1"), after_s=10.0))
+    (merge,) = of(MergeFragment, harness.tell(TimerFired(PullDeadline(1)), after_s=10.0))
     assert [A] == [share.name for share in merge.shares]
     (refusal,) = observed("refused", harness.contribute(B, 1, 1))
     assert (B, 1) == (refusal["learner"], refusal["t"])
@@ -370,7 +367,7 @@ def test_a_late_contribution_is_refused(open_harness):
 def test_every_pull_has_a_deadline(open_harness):
     """A launch sets the timer that ends its wait for answers."""
     harness = open_harness(A)
-    (deadline,) = [t for t in of(SetTimer, harness.report(A)) if t.timer == "pull/1"]
+    (deadline,) = [t for t in of(SetTimer, harness.report(A)) if t.timer == PullDeadline(1)]
     assert harness.at < deadline.at <= harness.at + 60.0
 
 
@@ -378,7 +375,7 @@ def test_a_sync_without_answers_is_repeated(open_harness):
     """With no part at the deadline the same global step is launched again, later."""
     harness = open_harness(A, overlap=1)
     assert [(A, 1, 1)] == pulls(harness.report(A))
-    effects = harness.tell(TimerFired("pull/1"), after_s=10.0)
+    effects = harness.tell(TimerFired(PullDeadline(1)), after_s=10.0)
     assert ([1], []) == ([f["t"] for f in observed("sync repeated", effects)], pulls(effects))
     assert [(A, 1, 1)] == pulls(harness.report(A, after_s=1.0))
 
@@ -979,7 +976,9 @@ def test_a_job_that_was_through_is_told_to_those_who_come_late(recovered):
     joined = harness.tell(PeerJoined(A, A), after_s=LATE_S / 2)
     assert [A] == [peer for peer, _ in said(Stop, joined)]
     assert [] == of(Finish, harness.tell(PeerLost(A, "bye")))
-    assert ["done"] == [each.status for each in of(Finish, harness.tell(TimerFired(SHUTDOWN)))]
+    assert ["done"] == [
+        each.status for each in of(Finish, harness.tell(TimerFired(ShutdownDeadline())))
+    ]
 
 
 @pytest.mark.parametrize("done", [True, False])
@@ -991,14 +990,16 @@ def test_the_lead_of_shards_knows_that_the_job_was_done(make_job, leaves, done):
     harness = Harness(job, leaves, "syncer-0.2")
     kept = [Kept(p, 38 + p, {}, {}, b"digest") for p in range(0, P, 2)]
     _, made = harness.open(kept, done=done)
-    assert [SHARDS] == [e.timer for e in of(SetTimer, made) if e.timer == SHARDS]
+    assert [ShardsDeadline()] == [
+        e.timer for e in of(SetTimer, made) if e.timer == ShardsDeadline()
+    ]
     assert [] == said(Stop, harness.tell(PeerJoined(A, A)))
 
-    alone = harness.tell(TimerFired(SHARDS), after_s=LATE_S)
+    alone = harness.tell(TimerFired(ShardsDeadline()), after_s=LATE_S)
     assert [] == of(Evaluate | SaveModel, alone)
     assert [A] == [peer for peer, _ in said(Stop, alone)]
     harness.tell(PeerLost(A, "bye"))
-    ended = harness.tell(TimerFired(SHUTDOWN), after_s=LATE_S)
+    ended = harness.tell(TimerFired(ShutdownDeadline()), after_s=LATE_S)
     if done:
         assert [Finish("done", "global step 40")] == of(Finish, ended)
     else:
@@ -1014,7 +1015,7 @@ def test_a_job_that_was_done_is_done_again_with_its_shards(make_job, leaves, sto
     harness.open([Kept(p, 38 + p, {}, {}, b"digest") for p in range(0, P, 2)], done=True)
     if stopped:
         harness.tell(StopRequested("enough"))
-        harness.tell(TimerFired(SHARDS), after_s=LATE_S)
+        harness.tell(TimerFired(ShardsDeadline()), after_s=LATE_S)
         assert harness.machine.shutdown.status == "failed"
         return
     harness.tell(PeerJoined("syncer-1.2", "syncer-1.2"))
@@ -1070,7 +1071,7 @@ def test_a_stop_belongs_to_its_run(open_harness):
     harness.tell(Restored("syncer.1-9", ()))
     harness.merged(harness.contribute(A, 1, 1))
     assert pulls(harness.report(A, after_s=5.0) + harness.report(B, after_s=5.0))
-    assert [] == of(Evaluate | SaveModel | Finish, harness.tell(TimerFired(LAUNCH)))
+    assert [] == of(Evaluate | SaveModel | Finish, harness.tell(TimerFired(LaunchDue())))
 
 
 def test_a_run_is_settled_by_its_first_merge(open_harness):
@@ -1112,17 +1113,17 @@ def test_the_last_global_step_ends_the_job(open_harness):
 def test_a_learner_that_does_not_leave_is_left_behind(open_harness):
     """The shutdown timer bounds how long the syncer waits for goodbyes."""
     harness, effects = stopping(open_harness, A)
-    (shutdown,) = [timer for timer in of(SetTimer, effects) if timer.timer == SHUTDOWN]
+    (shutdown,) = [timer for timer in of(SetTimer, effects) if timer.timer == ShutdownDeadline()]
     assert 3.0 <= shutdown.at - harness.at <= 60.0
     harness.tell(Evaluated(of(Evaluate, effects)[0].work, None))
     harness.tell(ModelSaved(of(SaveModel, effects)[0].work, b"digest"))
-    assert of(Finish, harness.tell(TimerFired(SHUTDOWN), after_s=shutdown.at))
+    assert of(Finish, harness.tell(TimerFired(ShutdownDeadline()), after_s=shutdown.at))
 
 
 def test_a_goodbye_after_the_farewell_is_no_surprise(open_harness):
     """A learner that leaves after it was left behind, with the model not saved yet, is fine."""
     harness, effects = stopping(open_harness, A)
-    harness.tell(TimerFired(SHUTDOWN), after_s=60.0)
+    harness.tell(TimerFired(ShutdownDeadline()), after_s=60.0)
     harness.tell(PeerLost(A, "bye"))
     harness.tell(PeerJoined(B, B))
     harness.tell(Evaluated(of(Evaluate, effects)[0].work, None))

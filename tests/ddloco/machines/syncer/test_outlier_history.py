@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from ddloco.job.protocol.events import FragmentMerged, Measured
 from ddloco.job.protocol.messages import Contribution
+from ddloco.job.protocol.work import FragmentMerged, Measured
 from ddloco.machines.syncer.outlier_history import FEW, PATIENCE, WINDOW, OutlierHistory, Usual
 
 A, B = "learner-0.1", "learner-1.1"

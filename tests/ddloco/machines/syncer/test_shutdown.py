@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from ddloco.job.protocol.effects import Evaluate, SaveModel
 from ddloco.job.protocol.messages import Stop
+from ddloco.job.protocol.timers import ShutdownDeadline
+from ddloco.job.protocol.work import Evaluate, SaveModel
 from ddloco.machines.syncer.shutdown import (
     DIVERGED,
-    SHUTDOWN,
     SHUTDOWN_S_MAX,
     SHUTDOWN_S_MIN,
     JobShutdown,
@@ -34,7 +34,7 @@ def test_the_end_begins_with_a_message_to_all(shutdown):
         *(Send(peer, CONTROL, stop, key="stop") for peer in PEERS),
         Evaluate(41, THETAS),
         SaveModel(42, THETAS),
-        SetTimer(SHUTDOWN, 120.0),
+        SetTimer(ShutdownDeadline(), 120.0),
     ] == effects
 
 
@@ -51,7 +51,7 @@ def test_the_end_begins_with_a_message_to_all(shutdown):
 def test_patience_is_ten_steps_within_bounds(shutdown, step_s, patience):
     """Where no step was timed, the longest; never less than three seconds."""
     *_, timer = shutdown.begin(100.0, (), THETAS, 42, step_s)
-    assert SetTimer(SHUTDOWN, 100.0 + patience) == timer
+    assert SetTimer(ShutdownDeadline(), 100.0 + patience) == timer
 
 
 @pytest.mark.parametrize("evaluated", [True, False])
@@ -62,7 +62,7 @@ def test_it_leaves_when_all_is_done(shutdown, evaluated, saved, patient, members
     """Scored and saved, and no learner left to wait for, or the wait is over."""
     shutdown.evaluated, shutdown.saved, shutdown.patient = evaluated, saved, patient
     leaves = evaluated and saved and (members == 0 or not patient)
-    done = [CancelTimer(SHUTDOWN), Finish("done", "global step 9")]
+    done = [CancelTimer(ShutdownDeadline()), Finish("done", "global step 9")]
     assert (done if leaves else []) == shutdown.leave(members)
 
 

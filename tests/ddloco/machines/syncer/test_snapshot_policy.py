@@ -2,7 +2,8 @@
 
 import pytest
 
-from ddloco.machines.syncer.snapshot_policy import LAST, LAST_S, SNAPSHOT, SnapshotPolicy
+from ddloco.job.protocol.timers import LastSnapshotDeadline, SnapshotDue
+from ddloco.machines.syncer.snapshot_policy import LAST_S, SnapshotPolicy
 from ddloco.stage.actors.effects import TakeSnapshot
 from ddloco.stage.actors.events import SnapshotRequested, SnapshotSettled
 from ddloco.stage.files.settings import SnapshotTable
@@ -16,7 +17,7 @@ class Policy:
 
     def __init__(self, table):
         self.machine, self.table = SnapshotPolicy(), table
-        self.heard = self.machine.heard
+        self.heard, self.late = self.machine.heard, self.machine.late
 
     @property
     def over(self):
@@ -29,11 +30,11 @@ class Policy:
 def test_every_so_many_seconds():
     """A timer that sets itself again; while one is under way the next is left out."""
     policy = Policy(SnapshotTable(every_s=5.0))
-    assert [SetTimer(SNAPSHOT, 6.0)] == policy.begin(1.0)
-    assert [TakeSnapshot(), SetTimer(SNAPSHOT, 11.0)] == policy.timer(6.0, SNAPSHOT, 2)
-    assert [SetTimer(SNAPSHOT, 16.0)] == policy.timer(11.0, SNAPSHOT, 2)
+    assert [SetTimer(SnapshotDue(), 6.0)] == policy.begin(1.0)
+    assert [TakeSnapshot(), SetTimer(SnapshotDue(), 11.0)] == policy.periodic(6.0, 2)
+    assert [SetTimer(SnapshotDue(), 16.0)] == policy.periodic(11.0, 2)
     assert [] == policy.heard(SETTLED)
-    assert [TakeSnapshot(), SetTimer(SNAPSHOT, 21.0)] == policy.timer(16.0, SNAPSHOT, 2)
+    assert [TakeSnapshot(), SetTimer(SnapshotDue(), 21.0)] == policy.periodic(16.0, 2)
 
 
 def test_every_so_many_steps():
@@ -51,11 +52,11 @@ def test_every_so_many_steps():
 def test_the_last_one_is_taken_at_the_end():
     """The job waits for it, and for no longer than it must."""
     policy = Policy(SnapshotTable(every_s=5.0))
-    assert [SetTimer(LAST, 9.0 + LAST_S), TakeSnapshot()] == policy.end(9.0, 2)
+    assert [SetTimer(LastSnapshotDeadline(), 9.0 + LAST_S), TakeSnapshot()] == policy.end(9.0, 2)
     assert [] == policy.end(9.1, 2)
     assert not policy.over
-    assert [SetTimer(SNAPSHOT, 15.0)] == policy.timer(10.0, SNAPSHOT, 2)
-    assert [CancelTimer(LAST)] == policy.heard(SETTLED)
+    assert [SetTimer(SnapshotDue(), 15.0)] == policy.periodic(10.0, 2)
+    assert [CancelTimer(LastSnapshotDeadline())] == policy.heard(SETTLED)
     assert policy.over
 
 
@@ -64,10 +65,10 @@ def test_one_that_is_under_way_at_the_end_is_not_the_last(asked):
     """It comes first: it was begun before the end, and does not hold it."""
     policy = Policy(SnapshotTable(every_steps=10))
     assert [] == policy.heard(SnapshotRequested()) if asked else policy.merged(10)
-    assert [SetTimer(LAST, 9.0 + LAST_S)] == policy.end(9.0, 2)
+    assert [SetTimer(LastSnapshotDeadline(), 9.0 + LAST_S)] == policy.end(9.0, 2)
     assert [TakeSnapshot()] == policy.heard(SETTLED)
     assert not policy.over
-    assert [CancelTimer(LAST)] == policy.heard(SETTLED)
+    assert [CancelTimer(LastSnapshotDeadline())] == policy.heard(SETTLED)
     assert policy.over
 
 
@@ -75,7 +76,7 @@ def test_no_wait_is_for_ever():
     """A place that hangs costs the job's end so long and no longer."""
     policy = Policy(SnapshotTable(every_s=5.0))
     policy.end(9.0, 2)
-    assert [] == policy.timer(9.0 + LAST_S, LAST, 2)
+    policy.late()
     assert policy.over
     assert [] == policy.heard(SETTLED)
 
@@ -92,31 +93,33 @@ def test_one_that_was_asked_for_counts():
     """It is under way without us; what became of it is heard like of our own."""
     policy = Policy(SnapshotTable(every_s=3.0))
     assert [] == policy.heard(SnapshotRequested())
-    assert [SetTimer(SNAPSHOT, 6.0)] == policy.timer(3.0, SNAPSHOT, 2)
+    assert [SetTimer(SnapshotDue(), 6.0)] == policy.periodic(3.0, 2)
     policy.heard(SnapshotSettled("syncer.1:3", "a disk is full"))
-    assert [TakeSnapshot()] == policy.timer(6.0, SNAPSHOT, 2)[:1]
+    assert [TakeSnapshot()] == policy.periodic(6.0, 2)[:1]
 
 
 def test_a_job_that_goes_on_from_its_end_has_another():
     """Its last snapshot was taken while it waited for that; of then nothing is waited for now."""
     policy = Policy(SnapshotTable(every_s=5.0, every_steps=10))
     policy.end(9.0, 2)
-    assert [CancelTimer(LAST), SetTimer(SNAPSHOT, 14.0)] == policy.go_on(9.0, 40)
+    assert [CancelTimer(LastSnapshotDeadline()), SetTimer(SnapshotDue(), 14.0)] == policy.go_on(
+        9.0, 40
+    )
     policy.heard(SETTLED)  # Whatever was under way comes to nothing, and is said to.
     assert [[], [TakeSnapshot()]] == [policy.merged(t) for t in (48, 50)]
     policy.heard(SETTLED)
-    assert [SetTimer(LAST, 60.0 + LAST_S), TakeSnapshot()] == policy.end(60.0, 2)
+    assert [SetTimer(LastSnapshotDeadline(), 60.0 + LAST_S), TakeSnapshot()] == policy.end(60.0, 2)
 
 
 def test_a_syncer_alone_takes_none_unless_it_has_merged():
     """When all learners have left, scheduled snapshots would hold nothing new, and no learner."""
     policy = Policy(SnapshotTable(every_s=5.0))
-    assert [SetTimer(SNAPSHOT, 11.0)] == policy.timer(6.0, SNAPSHOT, 0)
+    assert [SetTimer(SnapshotDue(), 11.0)] == policy.periodic(6.0, 0)
     policy.merged(4)
-    assert [TakeSnapshot(), SetTimer(SNAPSHOT, 16.0)] == policy.timer(11.0, SNAPSHOT, 0)
+    assert [TakeSnapshot(), SetTimer(SnapshotDue(), 16.0)] == policy.periodic(11.0, 0)
     policy.heard(SETTLED)
-    assert [SetTimer(SNAPSHOT, 21.0)] == policy.timer(16.0, SNAPSHOT, 0)
-    assert TakeSnapshot() in policy.timer(21.0, SNAPSHOT, 1)
+    assert [SetTimer(SnapshotDue(), 21.0)] == policy.periodic(16.0, 0)
+    assert TakeSnapshot() in policy.periodic(21.0, 1)
 
 
 def test_the_end_of_a_syncer_alone_waits_for_no_snapshot():

@@ -2,15 +2,15 @@
 
 import pytest
 
-from ddloco.job.protocol.effects import EncodePiece
-from ddloco.job.protocol.events import PieceEncoded
 from ddloco.job.protocol.messages import Progress, Resume, StatePiece, StateRefused, StateWanted
 from ddloco.job.protocol.status import RecoveringMember
+from ddloco.job.protocol.timers import DonorDeadline
+from ddloco.job.protocol.work import EncodePiece, PieceEncoded
 from ddloco.machines.syncer.global_fragments import initial_globals
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory
 from ddloco.machines.syncer.rounds import Rounds
-from ddloco.machines.syncer.state_relay import PATIENCE_S_MIN, RELAY, Relay
+from ddloco.machines.syncer.state_relay import PATIENCE_S_MIN, Relay
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.effects import Observe
 from transport import BULK, CONTROL, CancelTimer, Drop, Send, SetTimer
@@ -67,7 +67,7 @@ def test_who_comes_back_is_told_where_its_data_goes_on_and_whose_state_to_take(h
     """Once in a session, however often it says that it has nothing."""
     effects = harness.come()
     assert [(A2, Resume(17, B1))] == said(effects)
-    assert SetTimer(RELAY + A2, 1.0 + PATIENCE_S_MIN) in effects
+    assert SetTimer(DonorDeadline(A2), 1.0 + PATIENCE_S_MIN) in effects
     assert harness.relay.waits(A2)
     assert [] == harness.come(2.0)
     (waiting,) = harness.relay.waiting(3.0)
@@ -123,7 +123,7 @@ def test_requests_go_to_the_donor_and_pieces_to_who_asked(harness):
     effects = harness.piece()
     (encode,) = [each for each in effects if isinstance(each, EncodePiece)]
     assert (0, "in/1") == (encode.piece, encode.source)
-    assert SetTimer(RELAY + A2, 2.0 + PATIENCE_S_MIN) in effects
+    assert SetTimer(DonorDeadline(A2), 2.0 + PATIENCE_S_MIN) in effects
     assert 2 == harness.relay.held()
     passed = harness.relay.encoded(PieceEncoded(encode.work, b"d"))
     assert [(A2, StatePiece(B1, 5, 0, 3, (6, 7)))] == said(passed)
@@ -149,14 +149,14 @@ def test_a_donor_that_fails_is_replaced_until_there_is_none(harness, how):
 
     def fail(at, donor):
         if how == "silent":
-            return harness.relay.late(at, RELAY + A2, harness.rounds)
+            return harness.relay.late(at, A2, harness.rounds)
         harness.membership.lose(donor)
         return harness.relay.lost(at, donor, harness.rounds)
 
     assert [(A2, Resume(17, C1))] == said(fail(2.0, B1))
     effects = fail(3.0, C1)
     assert [(A2, Resume(17, ""))] == said(effects)
-    assert CancelTimer(RELAY + A2) in effects
+    assert CancelTimer(DonorDeadline(A2)) in effects
     assert not harness.relay.waits(A2)
 
 
@@ -180,7 +180,7 @@ def test_it_is_over_when_the_learner_has_begun(harness):
     """Whatever came first; a piece that is still being copied goes nowhere."""
     harness.come()
     (encode,) = [each for each in harness.piece() if isinstance(each, EncodePiece)]
-    assert [CancelTimer(RELAY + A2)] == harness.come(versions=(6, 7))
+    assert [CancelTimer(DonorDeadline(A2))] == harness.come(versions=(6, 7))
     assert not harness.relay.waits(A2)
     assert [] == said(harness.relay.encoded(PieceEncoded(encode.work, b"d")))
     assert 0 == harness.relay.held()
@@ -189,7 +189,7 @@ def test_it_is_over_when_the_learner_has_begun(harness):
 def test_who_is_lost_while_it_waits_is_greeted_again(harness):
     """Its link has broken; the pieces that it has are good."""
     harness.come()
-    assert [CancelTimer(RELAY + A2)] == harness.relay.lost(2.0, A2, harness.rounds)
+    assert [CancelTimer(DonorDeadline(A2))] == harness.relay.lost(2.0, A2, harness.rounds)
     sends = [each for each in harness.come(3.0) if isinstance(each, Send)]
     assert [(CONTROL, Resume(17, B1))] == [(each.lane, each.body) for each in sends]
 
@@ -207,7 +207,7 @@ def test_whose_place_is_taken_is_forgotten(harness):
     """A newer incarnation brings no word of the end of the older one."""
     harness.come()
     harness.membership.join(2.0, "learner-0.3", "learner-0.3")
-    assert CancelTimer(RELAY + A2) in harness.relay.forget_the_gone(2.0, harness.rounds)
+    assert CancelTimer(DonorDeadline(A2)) in harness.relay.forget_the_gone(2.0, harness.rounds)
     assert not harness.relay.waits(A2)
 
 
@@ -215,5 +215,5 @@ def test_a_donor_whose_bytes_arrive_is_not_given_up(harness):
     """Its piece may lie behind a large fragment."""
     harness.come()
     (again,) = harness.relay.moving(9.0, B1, harness.membership)
-    assert SetTimer(f"{RELAY}{A2}", 9.0 + PATIENCE_S_MIN) == again
+    assert SetTimer(DonorDeadline(A2), 9.0 + PATIENCE_S_MIN) == again
     assert [] == harness.relay.moving(9.0, C1, harness.membership)

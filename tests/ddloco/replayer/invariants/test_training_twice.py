@@ -7,8 +7,8 @@ import pytest
 import trio
 
 from ddloco.cli.tape_verify import verify_folder
-from ddloco.job.protocol.events import FragmentMerged, StepFinished
 from ddloco.job.protocol.messages import Contribution
+from ddloco.job.protocol.work import FragmentMerged, StepFinished
 from ddloco.replayer.invariants.base import InvariantCheck
 from ddloco.replayer.replay_of import replay_of
 from ddloco.simulation import fuzz

@@ -4,10 +4,14 @@ from typing import ClassVar
 
 import pytest
 
-from ddloco.job.protocol.messages import Pull
-from ddloco.stage.actors.actor import new_actor
+from ddloco.job.protocol.messages import JobBody, Pull
+from ddloco.job.protocol.timers import DonorDeadline, JobTimer, LaunchDue, PullDeadline
+from ddloco.job.protocol.work import Asked
+from ddloco.stage.actors.actor import ActorStates, new_actor
 from ddloco.stage.actors.effects import CaptureState, Observe
 from ddloco.stage.actors.events import Restored, SnapshotRequested, SnapshotSettled, StopRequested
+from ddloco.stage.actors.messages import ActorBody
+from ddloco.stage.actors.timers import MarkerDeadline, Named, PartDeadline, SnapshotTimer
 from tests.ddloco.stage.actors.wired_actors import HEARD
 from transport import (
     BULK,
@@ -57,7 +61,7 @@ def arrived(seq, body, lane=CONTROL, *, clock=None, handle="", peer=PEER):
 def joined(effects=None, peers=(PEER,)):
     """Give an actor whose peers have joined; mostly one."""
     actor = new_actor(ME, Script({TimerFired: [Listen({})]}))
-    actor.handle(0.0, TimerFired("start"))
+    actor.handle(0.0, TimerFired(Named("start")))
     for peer in peers:
         for lane in LANES:
             actor.handle(0.0, arrived(0, Hello({}), lane, peer=peer))
@@ -71,7 +75,9 @@ def test_every_event_is_one_tick():
     actor = joined()
     start = actor.number
 
-    for index, event in enumerate([TimerFired("x"), StopRequested("y"), arrived(9, Pull(1, 0))]):
+    for index, event in enumerate(
+        [TimerFired(Named("x")), StopRequested("y"), arrived(9, Pull(1, 0))]
+    ):
         actor.handle(0.0, event)
         assert actor.number == actor.clock[ME] == start + index + 1
 
@@ -85,7 +91,9 @@ def test_who_goes_on_in_another_run_leaves_what_was_written_of_snapshots():
     actor.handle(1.0, SnapshotRequested())
     (snapshot,) = actor.snapshots.began()
     assert ["theta/0/0"] == actor.snapshots.holding()
-    assert {f"cut/{snapshot}", f"gather/{snapshot}"} <= actor.timers.keys()
+    assert {MarkerDeadline(snapshot), PartDeadline(snapshot)} <= {
+        timer for timer, _ in actor.timers
+    }
 
     actor.machine.heard.clear()
     effects = actor.handle(1.0, Restored("syncer.1-9", (peers[1],)))
@@ -93,7 +101,7 @@ def test_who_goes_on_in_another_run_leaves_what_was_written_of_snapshots():
     heard = [type(fact) for fact in actor.machine.heard]
     assert [Restored, SnapshotSettled, PeerLost] == heard, "why it is so comes first"
     assert ([], []) == (actor.snapshots.holding(), actor.snapshots.began())
-    assert not [each for each in actor.timers if each.startswith(("cut/", "gather/"))]
+    assert not [each for each, _ in actor.timers if isinstance(each, SnapshotTimer)]
     assert (peers[0],) == actor.snapshots.peers()
     assert not [each for each in effects if isinstance(each, Free)], "the machine still has it"
     again = actor.handle(2.0, arrived(1, Marker(snapshot), peer=peers[0]))
@@ -155,7 +163,7 @@ def test_an_old_message_does_not_bring_the_retired_back():
     actor = joined({StopRequested: [Retire({"third": 2})], TimerFired: [Retire({"third": 1})]})
     actor.handle(0.0, arrived(1, Pull(1, 0), clock={PEER: 2, "third.1": 3}))
     actor.handle(0.0, StopRequested("x"))
-    actor.handle(0.0, TimerFired("a lower floor later changes nothing"))
+    actor.handle(0.0, TimerFired(Named("a lower floor later changes nothing")))
 
     actor.handle(0.0, arrived(2, Pull(2, 0), clock={PEER: 3, "third.1": 9, "third.2": 1}))
 
@@ -219,7 +227,7 @@ def test_an_array_that_came_is_freed_at_the_end_unless_it_is_kept():
     assert actor.handle(0.0, arrived(2, Pull(1, 0), handle="in/2")) == []
 
     actor.machine.effects = {TimerFired: [Drop("in/2")]}
-    assert actor.handle(0.0, TimerFired("x")) == [Free("in/2")]
+    assert actor.handle(0.0, TimerFired(Named("x"))) == [Free("in/2")]
     assert len(actor.handles) == 0
 
 
@@ -246,20 +254,33 @@ def test_an_array_is_sent_before_it_is_freed():
 
 def test_what_is_for_the_world_passes_in_order():
     """Effects that neither links nor handles take are the driver's, in the order asked for."""
-    wanted = [SetTimer("a", 1.0), SetTimer("b", 2.0)]
+    wanted = [SetTimer(Named("a"), 1.0), SetTimer(Named("b"), 2.0)]
     actor = joined({StopRequested: wanted})
 
     assert actor.handle(0.0, StopRequested("x")) == wanted
 
 
+def test_timers_are_in_the_state_in_the_order_of_setting():
+    """So they expire in one order, whether or not an actor continues from a snapshot; one that is
+    set again is the last."""
+    launch, pull, donor = LaunchDue(), PullDeadline(4), DonorDeadline("learner-0.1")
+    actor = joined({StopRequested: [SetTimer(each, 2.0) for each in (pull, launch, donor, pull)]})
+    actor.handle(0.0, StopRequested("x"))
+    wanted = [(launch, 2.0), (donor, 2.0), (pull, 2.0)]
+    states = ActorStates(Script, JobBody | ActorBody, Asked, JobTimer)
+    assert wanted == actor.timers == states.read(actor.write()).timers
+    actor.handle(2.0, TimerFired(donor))
+    assert [wanted[0], wanted[2]] == actor.timers
+
+
 def test_news_of_links_reaches_the_machine():
     """A join is heard in the very event that completes the handshake."""
     actor = new_actor(ME, Script({TimerFired: [Listen({})]}))
-    actor.handle(0.0, TimerFired("start"))
+    actor.handle(0.0, TimerFired(Named("start")))
     for lane in LANES:
         actor.handle(0.0, arrived(0, Hello({}), lane))
 
-    assert actor.machine.heard == [TimerFired("start"), PeerJoined(PEER, PEER)]
+    assert actor.machine.heard == [TimerFired(Named("start")), PeerJoined(PEER, PEER)]
 
 
 AGREED = {"job": "job-1"}
@@ -269,7 +290,7 @@ FOREIGN = {f"learner-{n}.1": 7 for n in range(500)}
 def greeted(*arrivals):
     """Give an actor that listens, and that some messages have come to."""
     actor = new_actor(ME, Script({TimerFired: [Listen(AGREED)]}))
-    actor.handle(0.0, TimerFired("start"))
+    actor.handle(0.0, TimerFired(Named("start")))
     actor.machine.effects = {}
     for each in arrivals:
         actor.handle(0.0, each)

@@ -8,7 +8,8 @@ from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnaps
 from ddloco.stage.actors.events import SnapshotRequested, SnapshotSettled, StopRequested
 from ddloco.stage.actors.messages import SnapshotPart
 from ddloco.stage.actors.observations import BEGUN, DISCARDED, TAKEN
-from ddloco.stage.actors.snapshot_adapter import BEGUN_AT_ONCE, CUT, GATHER
+from ddloco.stage.actors.snapshot_adapter import BEGUN_AT_ONCE
+from ddloco.stage.actors.timers import MarkerDeadline, PartDeadline
 from snapshot import GATHERING_S, Part
 from snapshot.participant import PATIENCE_S, REFUSED
 from tests.ddloco.stage.actors.wired_actors import ANNA, BERT, HUB, STATES, WiredActors
@@ -55,9 +56,13 @@ def test_timers_say_when_to_wait_no_longer(wired):
     wired.ask(HUB, TakeSnapshot())
     wired.deliver(HUB, ANNA, BULK)
     name = wired.work(CaptureState, HUB).snapshot
-    assert 1.0 + PATIENCE_S == wired.timers[HUB, CUT + name] == wired.timers[ANNA, CUT + name]
-    assert 1.0 + PATIENCE_S + GATHERING_S == wired.timers[HUB, GATHER + name]
-    assert (ANNA, GATHER + name) not in wired.timers
+    assert (
+        1.0 + PATIENCE_S
+        == wired.timers[HUB, MarkerDeadline(name)]
+        == wired.timers[ANNA, MarkerDeadline(name)]
+    )
+    assert 1.0 + PATIENCE_S + GATHERING_S == wired.timers[HUB, PartDeadline(name)]
+    assert (ANNA, PartDeadline(name)) not in wired.timers
 
 
 def test_what_waits_for_credit_belongs_to_the_state(wired):
@@ -229,10 +234,10 @@ def test_markers_that_do_not_come_are_waited_for_so_long(wired):
     """Then for no longer; the same with parts."""
     wired.ask(HUB, TakeSnapshot())
     name = wired.work(CaptureState, HUB).snapshot
-    wired.tell(HUB, TimerFired(CUT + name), 70.0)
+    wired.tell(HUB, TimerFired(MarkerDeadline(name)), 70.0)
     wired.do()
     assert [] == wired.of(TAKEN)
-    wired.tell(HUB, TimerFired(GATHER + name), 300.0)
+    wired.tell(HUB, TimerFired(PartDeadline(name)), 300.0)
     wired.do()
     (seen,) = wired.of(TAKEN)
     assert [ANNA] == list(seen["absent"])

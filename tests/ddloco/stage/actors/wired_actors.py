@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 
-from ddloco.job.protocol.effects import Asked
 from ddloco.job.protocol.messages import JobBody
+from ddloco.job.protocol.timers import JobTimer
+from ddloco.job.protocol.work import Asked
 from ddloco.stage.actors.actor import ActorStates, new_actor
 from ddloco.stage.actors.effects import CommitSnapshot, Observe, Work
 from ddloco.stage.actors.events import (
@@ -55,7 +56,7 @@ class Script:
         return asked
 
 
-STATES = ActorStates(Script, JobBody | ActorBody, Asked)
+STATES = ActorStates(Script, JobBody | ActorBody, Asked, JobTimer)
 
 
 class WiredActors:

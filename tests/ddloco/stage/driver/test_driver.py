@@ -14,31 +14,29 @@ import pytest
 import trio
 import trio.testing
 
-from ddloco.job.protocol.effects import (
-    EncodeFragment,
-    MakeParameters,
-    MergeFragment,
-    Recover,
-    RunStep,
-)
-from ddloco.job.protocol.events import (
-    Evaluated,
-    FragmentEncoded,
-    FragmentMerged,
-    Happened,
-    ModelSaved,
-    ParametersMade,
-    Recovered,
-    Started,
-    StepFinished,
-)
+from ddloco.job.protocol.events import Happened, Started
 from ddloco.job.protocol.fragment_plan import wire_layout
 from ddloco.job.protocol.messages import GlobalFragment, JobBody, Progress
 from ddloco.job.protocol.validation import admission
+from ddloco.job.protocol.work import (
+    EncodeFragment,
+    Evaluated,
+    FragmentEncoded,
+    FragmentMerged,
+    MakeParameters,
+    MergeFragment,
+    ModelSaved,
+    ParametersMade,
+    Recover,
+    Recovered,
+    RunStep,
+    StepFinished,
+)
 from ddloco.machines.registry import machine_for
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import Restored, StopRequested
+from ddloco.stage.actors.timers import Named
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import REFUSALS_LOGGED_MAX, Driver
 from ddloco.stage.process.log import ActorLog
@@ -652,11 +650,11 @@ class GoesOn:
     def handle(self, at, event):
         match event:
             case Restored():
-                return [EncodeFragment(7, 0, "host/1", "out/7"), SetTimer("soon", at + 1.0)]
+                return [EncodeFragment(7, 0, "host/1", "out/7"), SetTimer(Named("soon"), at + 1.0)]
             case FragmentEncoded(work):
                 self.ended.append(work)
             case TimerFired(timer):
-                return [Finish("done", timer)]
+                return [Finish("done", timer.name)]
         return []
 
 

@@ -10,7 +10,7 @@ from ddloco.stage.actors.effects import Calculation
 from ddloco.stage.actors.events import Computed
 from ddloco.stage.process.entry_point import NamedError
 from ddloco.stage.programs.program import LoadedProgram, Program, Role, load_program, program_from
-from ddloco.stage.programs.user_actor import Over, Returned
+from ddloco.stage.programs.user_actor import Done, Over, Returned
 from transport import PROTOCOL_VERSION, Body, Header, RemoteProtocolError, TensorMeta
 from transport.message import Bye, Hello
 
@@ -163,7 +163,7 @@ def test_the_messages_are_those_that_actors_have_methods_for():
     loaded = load_program(f"{HERE}:adders", {})
     assert loaded.names == ("hub", "leaf-0", "leaf-1")
     assert loaded.listeners == ("hub",)
-    assert set(get_args(loaded.program.said)) == {Over, Sum}
+    assert set(get_args(loaded.program.said)) == {Over, Done, Sum}
     with pytest.raises(NamedError, match="on_total: takes Sum, which arrives at on_sum"):
         load_program(f"{HERE}:adders", {"kind": "Misnamed"})
     with pytest.raises(NamedError, match="on_sum: annotate message with its class"):

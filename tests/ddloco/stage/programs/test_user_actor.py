@@ -7,10 +7,12 @@ from ddloco.stage import Array, Body, UserActor, computation
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Calculation, Finish, Observe
 from ddloco.stage.actors.events import Begun, StopRequested, WorkFailed
+from ddloco.stage.actors.timers import Named
 from ddloco.stage.programs.user_actor import (
     END_S,
-    END_TIMER,
     Call,
+    Done,
+    EndDeadline,
     Over,
     Pending,
     Returned,
@@ -22,6 +24,7 @@ from ddloco.stage.programs.user_actor import (
 from snapshot.attributes import machine_from, plain_state
 from transport import (
     BULK,
+    Dial,
     Free,
     Hangup,
     Listen,
@@ -70,7 +73,6 @@ class Keeper(UserActor):
 
     def begin(self):
         self.told.append("begin")
-        self.listen(what="notes")
 
     def joined(self, peer):
         self.told.append(("joined", peer))
@@ -97,6 +99,7 @@ class Keeper(UserActor):
 def begun():
     """A keeper that has begun, and has a peer."""
     keeper = Keeper()
+    keeper.link(("bert",), listens=True)
     said = [keeper.handle(0.0, Begun("keeper.1")), keeper.handle(1.0, PeerJoined(PEER, PEER))]
     return keeper, said
 
@@ -115,12 +118,12 @@ def kinds(effects):
 def test_methods_are_told_by_names(begun):
     """Peers have the names of actors, whatever their incarnation, and whichever side dialled."""
     keeper, (first, _) = begun
-    assert [Listen({"what": "notes"})] == first
+    assert [Listen({}), Dial("bert", {})] == first
     keeper.handle(2.0, PeerJoined("anna.2", "anna.2"))
     keeper.handle(3.0, PeerLost(PEER, "a newer one is there"))
     assert ["anna"] == keeper.peers
     keeper.handle(4.0, PeerLost("anna.2", "gone"))
-    keeper.handle(5.0, TimerFired("tea"))
+    keeper.handle(5.0, TimerFired(Named("tea")))
     joined = ("joined", "anna")
     assert ["begin", joined, joined, ("lost", "anna"), "tea"] == keeper.told
     assert ("keeper", [], 5.0) == (keeper.name, keeper.peers, keeper.at)
@@ -301,13 +304,14 @@ def test_who_ends_the_program_finishes_last(begun):
     """All others are told; this actor finishes when its links are gone, and so do newcomers."""
     keeper, _ = begun
     keeper._asked = []
-    assert not keeper.over
     keeper.end("done")
-    assert keeper.over
     assert [Over("done")] == [each.body for each in keeper._asked if isinstance(each, Send)]
     joined = keeper.handle(2.0, PeerJoined("bert.1", "bert.1"))
     assert [("bert.1", Over("done"))] == [(each.peer, each.body) for each in joined]
+    told = [*keeper.told]
+    assert [] == keeper.handle(2.0, arrived(0, "in/3"))
     assert [] == keeper.handle(3.0, PeerLost(PEER, "done"))
+    assert told == keeper.told
     assert [Finish("done", "done")] == keeper.handle(4.0, PeerLost("bert.1", "done"))
 
 
@@ -315,7 +319,7 @@ def test_a_stop_of_who_listens_ends_the_program(begun):
     """All others finish first."""
     keeper, _ = begun
     wait, over = keeper.handle(2.0, StopRequested("enough"))
-    assert (wait, over.body) == (SetTimer(END_TIMER, 2.0 + END_S), Over("enough"))
+    assert (wait, over.body) == (SetTimer(EndDeadline(), 2.0 + END_S), Over("enough"))
     assert [Finish("stopped", "enough")] == keeper.handle(3.0, PeerLost(PEER, "gone"))
 
 
@@ -324,7 +328,7 @@ def test_a_peer_that_says_no_goodbye_is_not_waited_for(begun):
     keeper, _ = begun
     keeper.handle(2.0, StopRequested("enough"))
     goodbye = [Hangup(PEER, "enough"), Finish("stopped", "enough")]
-    assert goodbye == keeper.handle(2.0 + END_S, TimerFired(END_TIMER))
+    assert goodbye == keeper.handle(2.0 + END_S, TimerFired(EndDeadline()))
 
 
 def test_who_hears_that_it_is_over_finishes(begun):
@@ -334,6 +338,67 @@ def test_who_hears_that_it_is_over_finishes(begun):
     said = keeper.handle(2.0, over)
     assert [Over("enough")] == [each.body for each in said if isinstance(each, Send)]
     assert Finish("done", "enough") == said[-1]
+
+
+def heard_done(peer):
+    """A peer has done its part."""
+    return MessageArrived(peer, BULK, peer, 1, 0, {peer: 1}, Done(), b"", "")
+
+
+def test_who_has_done_its_part_finishes_when_all_have(begun):
+    """Whether it is the first or the last one; who joins or comes back is told and waited for."""
+    keeper, _ = begun
+    keeper._asked = []
+    keeper.done("enough")
+    assert [Done()] == [each.body for each in keeper._asked]
+    (told,) = keeper.handle(2.0, PeerJoined("bert.1", "bert.1"))
+    assert ("bert.1", Done()) == (told.peer, told.body)
+    assert [] == keeper.handle(3.0, heard_done(PEER))
+    keeper.handle(4.0, PeerJoined("anna.2", "anna.2"))
+    assert [] == keeper.handle(5.0, heard_done("bert.1"))
+    assert Finish("done", "enough") == keeper.handle(6.0, heard_done("anna.2"))[-1]
+
+
+def test_who_is_gone_is_not_waited_for(begun):
+    """It may have finished, since this actor had said that it is done."""
+    keeper, _ = begun
+    keeper.handle(2.0, heard_done(PEER))
+    keeper.handle(2.0, PeerJoined("bert.1", "bert.1"))
+    keeper.done("enough")
+    assert [Finish("done", "enough")] == keeper.handle(3.0, PeerLost("bert.1", "gone"))[-1:]
+
+
+class Idler(UserActor):
+    """Computes whenever it may."""
+
+    computed: int = 0
+
+    def when_idle(self):
+        self.computed += 1
+        if self.computed == 3:
+            self.finish("enough")
+        else:
+            self.call(double, then=self.doubled)
+
+    def doubled(self, array, by):
+        pass
+
+    def timer(self, name):
+        self.end("over")
+
+
+def test_an_actor_is_told_when_it_is_idle():
+    """After an event that leaves no computation under way; not once it finishes."""
+    idler = Idler()
+    assert "Call" in [name for name, _ in kinds(idler.handle(0.0, Begun("idler.1")))]
+    assert [] == idler.handle(1.0, PeerJoined(PEER, PEER))
+    idler.handle(2.0, Returned(1, value=2))
+    ended = idler.handle(3.0, Returned(2, value=2))
+    assert [Hangup(PEER, "enough"), Finish("done", "enough")] == ended[:2]
+    other = Idler()
+    other.handle(0.0, Begun("idler.1"))
+    other.handle(1.0, TimerFired(Named("tea")))
+    assert 1 == other.computed
 
 
 class Set(UserActor):

@@ -1,17 +1,18 @@
 """The writer of a bounded tape: it begins a new file after each cut, and only there."""
 
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState
+from ddloco.stage.actors.timers import Named
 from ddloco.stage.tapes.segments import ChainRecorder
 from replay import Header, Tape, TapeWriter, files_of, open_tapes
 from transport import SetTimer, TimerFired
 
 ME = "learner-0.1"
-ORDINARY = [SetTimer("t", 1.0), CaptureFlight(-2, "syncer.1:9", b"", ())]
+ORDINARY = [SetTimer(Named("t"), 1.0), CaptureFlight(-2, "syncer.1:9", b"", ())]
 
 
 def cut(*works):
     """What an event asks for that brings cuts."""
-    return [SetTimer("t", 1.0), *(CaptureState(n, f"syncer.1:{-n}", b"", ()) for n in works)]
+    return [SetTimer(Named("t"), 1.0), *(CaptureState(n, f"syncer.1:{-n}", b"", ()) for n in works)]
 
 
 def test_a_file_ends_with_the_effects_of_a_cut(tmp_path):
@@ -24,7 +25,7 @@ def test_a_file_ends_with_the_effects_of_a_cut(tmp_path):
     )
     for n, effects in enumerate([ORDINARY, cut(-1), ORDINARY, cut(-3, -4), ORDINARY], 1):
         clock[ME] = n
-        recorder.event(n, n / 4, {}, TimerFired("t"))
+        recorder.event(n, n / 4, {}, TimerFired(Named("t")))
         recorder.effects(n, effects)
     recorder.close(5, "done")
 

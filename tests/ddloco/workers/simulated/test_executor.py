@@ -3,8 +3,8 @@
 import pytest
 import trio
 
-from ddloco.job.protocol.effects import MakeParameters, MergeFragment, Recover, Share
 from ddloco.job.protocol.tape_facts import TENSORS, is_simulated
+from ddloco.job.protocol.work import MakeParameters, MergeFragment, Recover, Share
 from ddloco.simulation import fuzz
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor

@@ -2,9 +2,10 @@
 
 import pytest
 
-from ddloco.job.protocol.effects import RunStep
+from ddloco.job.protocol.work import RunStep
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot
 from ddloco.stage.actors.events import Captured, Committed
+from ddloco.stage.actors.work_table import doers
 from ddloco.workers.simulated.snapshot_sink import CapturedPart, SnapshotCapture, SnapshotMemory
 from ddloco.workers.simulated.work import Content
 
@@ -42,7 +43,7 @@ def test_a_state_is_written_with_what_it_holds(taken):
     work = capture(handles=("theta/0/3",))
     taken.begin(work, {"theta/0/3": THETA, "other": THETA}, lambda: (5,))
     assert taken.ready(work)
-    done = taken.do(work)
+    done = doers(taken)[type(work)](work, {})
     part = taken.snapshots.parts[done.content]
     assert CapturedPart(b"frozen", {"theta/0/3": THETA}, (5,)) == part
     assert Captured(-1, part.name) == done
@@ -58,7 +59,7 @@ def test_a_step_that_runs_is_waited_for(taken):
     taken.begin(RunStep(2, 2, (), "host/2"), {}, lambda: (1,))
     taken.stepped((2,))
     assert taken.ready(work)
-    content = taken.do(work).content
+    content = doers(taken)[type(work)](work, {}).content
     assert (1,) == taken.snapshots.parts[content].worker
 
 
@@ -68,7 +69,7 @@ def test_what_was_in_flight_has_no_worker(taken):
     taken.begin(RunStep(1, 1, (), "host/1"), {}, lambda: (0,))
     taken.begin(work, {"in/4": THETA}, lambda: (0,))
     assert taken.ready(work)
-    content = taken.do(work).content
+    content = doers(taken)[type(work)](work, {}).content
     part = taken.snapshots.parts[content]
     assert (b"messages", {"in/4": THETA}, None) == (
         part.frozen,
@@ -81,7 +82,7 @@ def test_a_snapshot_that_is_committed_stands(taken):
     """By its name."""
     work = CommitSnapshot(-3, NAME, (), {})
     taken.begin(work, {}, tuple)
-    assert Committed(-3) == taken.do(work)
+    assert Committed(-3) == doers(taken)[type(work)](work, {})
     assert {NAME: work} == taken.snapshots.committed
 
 
@@ -93,4 +94,6 @@ def test_what_is_released_meanwhile_is_written(taken):
     taken.begin(work, contents, lambda: (0,))
     contents.clear()
     taken.stepped((1,))
-    assert {"in/4": THETA} == taken.snapshots.parts[taken.do(work).content].contents
+    assert {"in/4": THETA} == taken.snapshots.parts[
+        doers(taken)[type(work)](work, {}).content
+    ].contents

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddloco.job.config import job_from
-from ddloco.job.protocol.effects import (
+from ddloco.job.protocol.work import (
     EncodeFragment,
     Evaluate,
     MakeParameters,

@@ -1,6 +1,6 @@
 """What work says of itself."""
 
-from ddloco.job.protocol.effects import Evaluate, MergeFragment, Overwrite, Recover, RunStep, Share
+from ddloco.job.protocol.work import Evaluate, MergeFragment, Overwrite, Recover, RunStep, Share
 
 
 def test_what_work_reads_and_makes():

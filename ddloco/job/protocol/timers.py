@@ -1,0 +1,85 @@
+"""The timers of learners, syncers and data-parallel training, besides those of every actor."""
+
+from transport import Timer
+
+
+class ReportDue(Timer, frozen=True):
+    """A learner that still has no parameters reports again."""
+
+
+class CopyUnused(Timer, frozen=True):
+    """A learner releases the copy of its state, for which no peer has asked lately."""
+
+
+class LeaveDeadline(Timer, frozen=True):
+    """A learner that leaves waits no longer for its running step."""
+
+
+LearnerTimer = ReportDue | CopyUnused | LeaveDeadline
+
+
+class LaunchDue(Timer, frozen=True):
+    """Look again whether the sync that waits can be launched."""
+
+
+class PullDeadline(Timer, frozen=True):
+    """Wait no longer for the contributions to the sync of global step ``t``."""
+
+    t: int
+
+
+class DonorDeadline(Timer, frozen=True):
+    """A learner that recovers its state waits no longer for its donor."""
+
+    peer: str
+
+
+class StandstillDue(Timer, frozen=True):
+    """Look whether anything was merged lately."""
+
+
+class SnapshotDue(Timer, frozen=True):
+    """Take the next periodic snapshot."""
+
+
+class LastSnapshotDeadline(Timer, frozen=True):
+    """The shutdown waits no longer for the last snapshot."""
+
+
+class ShardReportDue(Timer, frozen=True):
+    """A shard reports to the lead again."""
+
+
+class ShardsDeadline(Timer, frozen=True):
+    """The lead waits no longer for the other shards."""
+
+
+class ShutdownDeadline(Timer, frozen=True):
+    """The shutdown waits no longer for learners."""
+
+
+SyncerTimer = (
+    LaunchDue
+    | PullDeadline
+    | DonorDeadline
+    | StandstillDue
+    | SnapshotDue
+    | LastSnapshotDeadline
+    | ShardReportDue
+    | ShardsDeadline
+    | ShutdownDeadline
+)
+
+
+class ProbeDue(Timer, frozen=True):
+    """The coordinator of data-parallel training asks the replicas that it waits for."""
+
+
+class PauseOver(Timer, frozen=True):
+    """The pause after a change of the replicas is over."""
+
+
+CoordinatorTimer = ProbeDue | PauseOver | ShutdownDeadline
+
+JobTimer = LearnerTimer | SyncerTimer | CoordinatorTimer
+"""The timers that the machines of a job set."""

@@ -1,0 +1,428 @@
+"""The work that a learner or a syncer may request, in addition to that of every actor; each kind
+with its result.
+
+To add a kind, declare it and its result here, add it to ``KINDS``, and write a method that ``does``
+it in ``workers/executor.py``, and one in ``workers/simulated/work.py``.
+
+Arrays are named by handles: ``host/STEP/P`` for a fragment of a learner's parameters after a step
+(``host/STEP`` for all of them, on older tapes), ``theta/P/T`` for a global fragment in float32 and
+``outer/P/T`` for all arrays of its outer optimizer, ``wire/P/T`` for the same fragment in the form
+in which it is sent.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Union
+
+from msgspec import Struct
+
+from ddloco.job.protocol.fragment_plan import Leaf
+from ddloco.stage.actors.effects import Work
+from ddloco.stage.actors.events import WorkResult
+from ddloco.stage.actors.work_handles import Made, Read
+
+
+class Overwrite(Struct, frozen=True, array_like=True):
+    """Before the step, replace the fragment by the global version under the handle."""
+
+    fragment: int
+    version: int
+    handle: Read
+
+
+class HostFragment(Struct, frozen=True, array_like=True):
+    """Before the step, copy the fragment from the device to the host, under the handle."""
+
+    fragment: int
+    handle: str
+
+
+class Share(Struct, frozen=True, array_like=True):
+    """One learner's contribution to a merge: its payload; its weight (tokens x tokens / steps); the
+    version that it was trained from, and for how many steps. ``usual`` is the usual norm after that
+    many steps, 0 if unknown; ``moved`` is how far the fragment has moved since that version."""
+
+    name: str
+    handle: Read
+    weight: float
+    base: int
+    steps: int = 1
+    usual: float = 0.0
+    moved: float = 0.0
+
+
+class Differences(Struct, frozen=True, array_like=True):
+    """What a merge needs besides where fragments are sent as compressed differences.
+
+    ``anchors`` gives, for each share that is a difference, the handle of the parameters that it is
+    a difference to. ``held`` is the previous version as learners hold it, empty if that is unknown;
+    then the result is sent whole. Otherwise ``out`` names the result as learners will hold it, and
+    the difference between these two as it is sent.
+    """
+
+    anchors: dict[str, Read]
+    held: Read = ""
+    out: tuple[Made, ...] = ()
+
+
+class Kept(Struct, frozen=True, array_like=True):
+    """A stored fragment: its version, the base version of each incarnation's last contribution, and
+    the batches that each actor had used. Its arrays are under ``theta/p/v``, ``outer/p/v`` and
+    ``wire/p/v``; ``digest`` covers the first two. ``tokens`` were merged into it so far, in a
+    job that ends by tokens."""
+
+    fragment: int
+    version: int
+    spent: dict[str, int]
+    batches: dict[str, int]
+    digest: bytes
+    tokens: int = 0
+
+
+class Recovered(WorkResult, frozen=True):
+    """The stored fragments that were found, sorted by number; none at a job's first start. ``run``
+    identifies this run among those of the same job. ``done`` says that an earlier incarnation ended
+    the job as done."""
+
+    kept: tuple[Kept, ...]
+    run: str = ""
+    done: bool = False
+
+
+class Recover(Work, frozen=True):
+    """Find the merges that an earlier incarnation of this syncer stored."""
+
+    result = Recovered
+
+
+class ParametersMade(WorkResult, frozen=True):
+    """The task's initial parameters are stored under the requested handles."""
+
+    digest: bytes
+
+
+class MakeParameters(Work, frozen=True):
+    """Initialise the task's parameters; store those of ``fragments`` under ``theta/p/0`` and
+    ``wire/p/0``."""
+
+    result = ParametersMade
+
+    fragments: tuple[int, ...]
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """Their names follow from the fragments."""
+        return tuple(f"{kind}/{p}/0" for p in self.fragments for kind in ("theta", "wire"))
+
+
+class StepFinished(WorkResult, frozen=True):
+    """An inner step is done. ``loss`` is that of its batch before the update, ``tokens`` and
+    ``batch`` are the batch's token count and digest, ``cursor`` gives the positions of stream and
+    schedules (see ``Progress.cursor``), ``metrics`` are the task's own numbers, ``data_s`` and
+    ``compiling_s`` are how long the worker waited for the batch and compiled the step again:
+    measured times, which no replay repeats. ``tensors`` are ``TENSOR_DIGEST_BYTES`` of each tensor
+    after the update, in the order of the plan."""
+
+    step: int
+    loss: float
+    tokens: int
+    batch: bytes
+    cursor: bytes = b""
+    metrics: dict[str, float] = {}
+    data_s: float = 0.0
+    compiling_s: float = 0.0
+    tensors: bytes = b""
+
+
+TENSOR_DIGEST_BYTES = 4
+"""Bytes of a tensor's digest on a tape: enough to tell which tensor differs first."""
+
+
+def first_tensor(leaves: Sequence[Leaf], one: bytes, other: bytes) -> str:
+    """The name of the first tensor of a fragment whose digest differs; empty if that is unknown.
+
+    Args:
+        leaves: the fragment's tensors, in the order of the plan.
+        one: the digests of one result, as in ``FragmentEncoded.tensors``; empty in old tapes.
+        other: those of the other.
+    """
+    n = TENSOR_DIGEST_BYTES
+    for at, leaf in enumerate(leaves):
+        mine, theirs = one[at * n : (at + 1) * n], other[at * n : (at + 1) * n]
+        if mine and theirs and mine != theirs:
+            return leaf.name
+    return ""
+
+
+class RunStep(Work, frozen=True):
+    """Copy fragments to the host as the last step left them, overwrite fragments that have newer
+    versions, and run inner step ``step``. Before it, ``skip`` batches that an earlier incarnation
+    used are skipped, by going to ``cursor`` if that is known. ``t`` is the newest global step of
+    its fragments, for schedules.
+
+    Learners on older tapes did not say ``t``, and copied all parameters to ``out`` after the step.
+    The copies are not among the results (``makes``): they exist before the step begins.
+    """
+
+    result = StepFinished
+    worker_state = "changes"
+
+    step: int
+    overwrites: tuple[Overwrite, ...]
+    out: str
+    skip: int = 0
+    cursor: bytes = b""
+    t: int = 0
+    copies: tuple[HostFragment, ...] = ()
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The copy of an older tape."""
+        return (self.out,) if self.out else ()
+
+
+class StateCopied(WorkResult, frozen=True):
+    """The state is stored under the requested handle, to be split into ``pieces``; 0 if the task's
+    optimizer state cannot be copied. ``digest`` is xxh3-128 of the whole state."""
+
+    pieces: int
+    digest: bytes
+
+
+class CopyState(Work, frozen=True):
+    """Copy parameters and optimizer state as they are between two steps."""
+
+    result = StateCopied
+    worker_state = "reads"
+
+    out: Made
+
+
+class PieceEncoded(WorkResult, frozen=True):
+    """A piece of a state is ready to be sent; ``digest`` is its payload's."""
+
+    digest: bytes
+
+
+class EncodePiece(Work, frozen=True):
+    """Make a payload of one piece of a copy of the state, or of a whole received piece."""
+
+    result = PieceEncoded
+
+    piece: int
+    source: Read
+    out: Made
+
+
+class StateInstalled(WorkResult, frozen=True):
+    """The state was installed; or, if it is not ``sound`` (it has NaN or Inf), ignored."""
+
+    sound: bool
+
+
+class InstallState(Work, frozen=True):
+    """Replace parameters and optimizer state by these pieces."""
+
+    result = StateInstalled
+    worker_state = "replaces"
+
+    pieces: tuple[Read, ...]
+
+
+class FragmentEncoded(WorkResult, frozen=True):
+    """A fragment of a host copy is ready to be sent; ``digest`` is its payload's, ``error`` that of
+    what the compression lost, if that is kept. ``tensors`` are the first ``TENSOR_DIGEST_BYTES`` of
+    the digests of its tensors, in the order of the plan."""
+
+    digest: bytes
+    error: bytes = b""
+    tensors: bytes = b""
+
+
+class EncodeFragment(Work, frozen=True):
+    """Make a payload of one fragment's host copy.
+
+    With ``base``, the version that it was trained from, the payload is the compressed difference to
+    that. With ``error_out``, what earlier compressions lost (``error``, empty for zeros) is added
+    to the difference first, and what this one loses is stored there (error feedback).
+    """
+
+    result = FragmentEncoded
+
+    fragment: int
+    source: Read
+    out: Made
+    base: Read = ""
+    error: Read = ""
+    error_out: Made = ""
+
+
+class FragmentDecoded(WorkResult, frozen=True):
+    """A compressed version of a fragment is ready to be installed; ``digest`` is its payload's."""
+
+    digest: bytes
+
+
+class DecodeFragment(Work, frozen=True):
+    """Make a version of a fragment from the version ``base`` and the compressed difference under
+    ``source``, in wire dtype."""
+
+    result = FragmentDecoded
+
+    fragment: int
+    base: Read
+    source: Read
+    out: Made
+
+
+class MergeTokens(Struct, frozen=True, array_like=True):
+    """The tokens of a merge's shares, by name, and those merged into the fragment ``before``."""
+
+    shares: dict[str, int]
+    before: int
+
+    def after(self, accepted: Iterable[str]) -> int:
+        """Return how many are merged once these shares are."""
+        return self.before + sum(self.shares[name] for name in accepted)
+
+
+class Measured(Struct, frozen=True, array_like=True):
+    """A finite contribution: the norm of theta - contribution, and its cosine to the sum of the
+    others' directions; None if there are no others, or it is not comparable."""
+
+    name: str
+    norm: float
+    cosine: float | None
+
+
+class FragmentMerged(WorkResult, frozen=True):
+    """A merge is done. ``accepted`` and ``weights`` (normalised) are parallel, in the order of
+    summation; ``refused`` holds (learner, reason); the digests are of the new arrays, ``state`` of
+    all those of the outer optimizer. ``measured`` covers accepted and refused contributions;
+    ``moved`` is the length of the outer step. ``held`` and ``sent`` are the digests of the result
+    as learners will hold it, and as it is sent, if it is compressed. ``tensors`` is as in
+    ``FragmentEncoded``, of the new parameters."""
+
+    accepted: tuple[str, ...]
+    weights: tuple[float, ...]
+    refused: tuple[tuple[str, str], ...]
+    theta: bytes
+    state: bytes
+    wire: bytes
+    measured: tuple[Measured, ...] = ()
+    moved: float = 0.0
+    held: bytes = b""
+    sent: bytes = b""
+    tensors: bytes = b""
+
+
+class MergeFragment(Work, frozen=True):
+    """Merge contributions into a fragment, take the outer step, and store the result on disk for
+    the next incarnation; only then is the merge done. The result gets new handles.
+
+    ``state`` is that of the outer optimizer; empty means zeros. ``spent`` gives per incarnation the
+    base version of the last contribution merged into this fragment, ``batches`` gives per actor the
+    batches of its shard that it has used. Both are stored with the result, so that after a crash no
+    token is merged twice and no batch is trained on twice.
+
+    ``band`` is the largest accepted multiple of a share's usual norm, 0 for no limit; ``cosine`` is
+    the usual cosine, None if unknown. See ``outlier_test``. With ``adopt`` the shares were trained
+    from a version that this syncer has lost: their weighted average replaces ``theta``, and the
+    state restarts at zero.
+
+    ``tokens`` are counted where a job ends by them. Do not add a field: with more than 15, msgpack
+    writes a longer head for all merges, and the digests of their effects on tapes change.
+    """
+
+    result = FragmentMerged
+
+    t: int
+    fragment: int
+    theta: Read
+    state: Read
+    shares: tuple[Share, ...]
+    spent: dict[str, int]
+    batches: dict[str, int]
+    out: tuple[Made, Made, Made]
+    band: float = 0.0
+    cosine: float | None = None
+    adopt: bool = False
+    differences: Differences | None = None
+    tokens: MergeTokens | None = None
+
+
+class Differentiate(Work, frozen=True):
+    """Compute the gradient of the next batch at the parameters under ``source``, as a payload in
+    wire dtype."""
+
+    result = StepFinished
+
+    step: int
+    source: Read
+    out: Made
+
+
+class AverageGradients(Work, frozen=True):
+    """Average gradients by weight and take one step of the inner optimizer on the parameters under
+    ``theta``. ``out`` names the new parameters and their payload. The result is a
+    ``FragmentMerged``."""
+
+    result = FragmentMerged
+
+    t: int
+    theta: Read
+    shares: tuple[Share, ...]
+    out: tuple[Made, Made]
+
+
+class Evaluated(WorkResult, frozen=True):
+    """The held-out loss of the global parameters, None if the task has no ``evaluate``, and its
+    other metrics."""
+
+    loss: float | None
+    metrics: dict[str, float] = {}
+
+
+class Evaluate(Work, frozen=True):
+    """Compute the held-out loss of the global parameters, given by fragment."""
+
+    result = Evaluated
+
+    fragments: tuple[Read, ...]
+
+
+class ModelSaved(WorkResult, frozen=True):
+    """The global parameters are in the run folder; ``digest`` is xxh3-128 of the file."""
+
+    digest: bytes
+
+
+class SaveModel(Work, frozen=True):
+    """Write the global parameters, given by fragment, to the run folder."""
+
+    result = ModelSaved
+
+    fragments: tuple[Read, ...]
+
+
+KINDS: tuple[type[Work], ...] = (
+    Recover,
+    MakeParameters,
+    RunStep,
+    CopyState,
+    EncodePiece,
+    InstallState,
+    EncodeFragment,
+    DecodeFragment,
+    MergeFragment,
+    Differentiate,
+    AverageGradients,
+    Evaluate,
+    SaveModel,
+)
+"""The kinds of work that the machines of a job request."""
+
+Asked = Union[KINDS]  # noqa: UP007, of a tuple
+"""The union of ``KINDS``."""
+
+RESULTS = tuple(dict.fromkeys(kind.result for kind in KINDS))
+"""Their results, each once."""
