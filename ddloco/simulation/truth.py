@@ -126,7 +126,11 @@ class Optimizer(InvariantCheck[World, Node]):
         """Check the inputs of merges, and recovered fragments."""
         if isinstance(event, Recovered):
             for each in event.kept:
-                self._agree(role, *names(each.fragment, each.version))
+                theta, state, wire = names(each.fragment, each.version)
+                self._agree(role, theta, state, wire)
+                found = role.contents[theta].digest + role.contents[state].digest
+                said = f"{theta} and {state} are not what was kept"
+                self.hold(found == each.digest, "optimizer-with-params", said)
         for effect in effects:
             if isinstance(effect, MergeFragment):
                 self._agree(role, effect.theta, effect.state)

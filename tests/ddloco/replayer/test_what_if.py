@@ -51,6 +51,15 @@ def test_what_is_asked_for_is_checked(make_job):
             what_if(job, job, without, since)
 
 
+def test_another_optimizer_is_for_a_whole_run(make_job):
+    """From a step on it would find the state of the schedule's; the line names both."""
+    job = make_job(learners=2, steps=12)
+    other = replace(job, outer=Outer(optimizer="adam"))
+    assert what_if(other, job, (), None) is None
+    with pytest.raises(ConfigError, match=r'"nesterov" before that step, this job has "adam"'):
+        what_if(other, job, (), 5)
+
+
 def test_the_change_is_on_the_tapes():
     """And is read back; a fact that is no change is refused by its name."""
     change = WhatIf(10, ("learner-1",), BEFORE)

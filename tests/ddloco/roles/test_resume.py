@@ -276,6 +276,15 @@ def test_settings_are_those_of_now(place):
     assert 4 == machine.step
 
 
+def test_the_state_of_another_outer_optimizer_is_refused(place):
+    """In one line that names both."""
+    place.whole()
+    now = job_from({"job": {"task": "none:none"}, "outer": {"optimizer": "adam"}}, "test")
+    said = f'{WHO} has outer.optimizer = "nesterov" there, this job has "adam"'
+    with pytest.raises(SnapshotError, match=said):
+        read_job_start_point(place.folder, f"{WHO}:7", now)
+
+
 def test_how_stale_contributions_may_be_is_that_of_now():
     """A run that continues with another ``sync.staleness``; the versions are as they were."""
     now = job_from({"job": {"task": "none:none"}, "sync": {"staleness": 3}}, "test")

@@ -25,6 +25,7 @@ from ddloco.machines.learner.state_recovery import StateRecovery
 from ddloco.machines.outer import merge as merging
 from ddloco.machines.outer import outlier_test
 from ddloco.machines.outer.block_kernel import NumpyKernel
+from ddloco.machines.outer.optimizers.optimizer import STEPS
 from ddloco.machines.syncer import machine, members, pacing, syncs
 from ddloco.machines.syncer.global_fragments import GlobalFragments
 from ddloco.machines.syncer.members import Member
@@ -755,7 +756,25 @@ def an_older_outer_state_is_kept(patch):
     wrap(patch, SimulatedWork, "settle", settle)
 
 
+@bug("optimizer-with-params", 4)
+def a_restarted_syncer_forgets_how_many_steps_it_took(patch):
+    def recover(old, self, work, contents):
+        for p, (kept, theta, state) in self._fragment_memory.kept.items():
+            if state.state is not None:
+                state = changed(state, state={**state.state, STEPS: np.zeros(1, np.int64)})
+            self._fragment_memory.kept[p] = (kept, theta, state)
+        return old(self, work, contents)
+
+    wrap(patch, SimulatedWork, "_recover", recover)
+
+
 # The kernel.
+
+
+@bug("model-oracle", 4)
+def every_bias_correction_is_that_of_the_first_step(patch):
+    step = merging.OuterStep
+    patch.setattr(merging, "OuterStep", lambda outer, _, *more: step(outer, 1, *more))
 
 
 @bug("model-oracle", 0)
