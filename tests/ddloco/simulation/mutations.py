@@ -759,10 +759,10 @@ def an_older_outer_state_is_kept(patch):
 @bug("optimizer-with-params", 4)
 def a_restarted_syncer_forgets_how_many_steps_it_took(patch):
     def recover(old, self, work, contents):
-        for p, (kept, theta, state) in self._fragment_memory.kept.items():
-            if state.state is not None:
-                state = changed(state, state={**state.state, STEPS: np.zeros(1, np.int64)})
-            self._fragment_memory.kept[p] = (kept, theta, state)
+        for p, (kept, theta, content) in self._fragment_memory.kept.items():
+            if content.state is not None:
+                state = {**content.state, STEPS: np.zeros(1, np.int64)}
+                self._fragment_memory.kept[p] = (kept, theta, changed(content, state=state))
         return old(self, work, contents)
 
     wrap(patch, SimulatedWork, "_recover", recover)
