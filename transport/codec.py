@@ -53,9 +53,6 @@ CHUNK_BYTES = 2 * 1024 * 1024
 0.88 instead of 0.96 core-seconds. A piece must arrive within `link.STALL_S`, so a lane needs
 70 kB/s."""
 
-CHUNK_BYTES_BEFORE = 1024 * 1024
-"""What earlier versions of ddloco send in a piece; it is accepted, too."""
-
 WORD_BYTES = 8
 """Pieces begin at multiples of this, so that elements of every type can be read where they are."""
 
@@ -227,7 +224,6 @@ class Assembler(Generic[B]):
         self._release = release
         self._header: Header[B] | None = None
         self._total = 0
-        self._chunk_bytes = CHUNK_BYTES
         self._data: Bytes | None = None
         self._pieces: list[Bytes] = []
         self._digests = ArrivingDigests(())
@@ -299,10 +295,7 @@ class Assembler(Generic[B]):
         self._chunks += 1
 
     def _take(self, piece: Buffer) -> None:
-        if self._filled == 0:
-            before = len(piece) == CHUNK_BYTES_BEFORE
-            self._chunk_bytes = CHUNK_BYTES_BEFORE if before else CHUNK_BYTES
-        due = min(self._chunk_bytes, self._total - self._filled)
+        due = min(CHUNK_BYTES, self._total - self._filled)
         if len(piece) != due:
             raise RemoteProtocolError(
                 f"tensor bytes: received {len(piece)}, expected {due} by shapes and types"

@@ -25,8 +25,8 @@ from transport import (
     aligned,
     describe,
 )
-from transport.codec import CHUNK_BYTES, CHUNK_BYTES_BEFORE, HEADER_BYTES_MAX
-from transport.message import TENSORS_MAX, Chunk, Welcome, encoder
+from transport.codec import CHUNK_BYTES, HEADER_BYTES_MAX
+from transport.message import TENSORS_MAX, Chunk, Welcome
 from transport.payload import PAYLOAD_BYTES_MAX
 
 CODEC = Codec(JobBody, "job-1")
@@ -193,21 +193,14 @@ def test_a_payload_without_a_buffer_stays_where_it_arrived():
     assert came.payload.digest == payload.digest
 
 
-def test_pieces_may_be_as_long_as_those_of_earlier_versions():
-    """The first piece says how long the others are; no third length is accepted."""
-    payload = payload_of([("x", (CHUNK_BYTES_BEFORE // 2 + 8,), "float32")])
-    chunks = [encoder().encode(Chunk(1, 0, index)) for index in (1, 2)]
-    heads = [CODEC.encode(header(payload.tensors), payload)[0][0], *chunks]
+def test_pieces_have_one_length():
+    """All but the last one; another length is refused with both lengths."""
+    payload = payload_of([("x", (CHUNK_BYTES // 4 + 8,), "float32")])
+    head = CODEC.encode(header(payload.tensors), payload)[0][0]
+    short = bytes(payload.data[: CHUNK_BYTES // 2])
 
-    def cut(nbytes):
-        starts = range(0, len(payload.data), nbytes)
-        return [bytes(payload.data[start : start + nbytes]) for start in starts]
-
-    came = feed(Assembler(CODEC), list(zip(heads, cut(CHUNK_BYTES_BEFORE), strict=True)))
-    np.testing.assert_array_equal(came.payload.data, payload.data)
-
-    with pytest.raises(RemoteProtocolError, match="tensor bytes: received 1048512"):
-        feed(Assembler(CODEC), [(heads[0], cut(CHUNK_BYTES_BEFORE - 64)[0])])
+    with pytest.raises(RemoteProtocolError, match="tensor bytes: received 1048576, expected 2097"):
+        feed(Assembler(CODEC), [(head, short)])
 
 
 def test_a_header_too_long_is_our_own_mistake():
