@@ -32,7 +32,7 @@ cannot be read."""
 
 
 @dataclass
-class Moment:
+class TapeMoment:
     """One event for causal sorting."""
 
     actor: str
@@ -58,7 +58,7 @@ def verify(tapes: Sequence[Tape], receipt_of: ReceiptOf) -> tuple[list[Verdict],
         TapeError: a tape cannot be read.
     """
     verdicts: list[Verdict] = []
-    moments: dict[str, list[Moment]] = {}
+    moments: dict[str, list[TapeMoment]] = {}
     for each in tapes:
         verdict, events = _verify_one(each, receipt_of)
         verdicts.append(verdict)
@@ -71,13 +71,13 @@ def verify(tapes: Sequence[Tape], receipt_of: ReceiptOf) -> tuple[list[Verdict],
     return verdicts, []
 
 
-def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[Verdict, list[Moment]]:
+def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[Verdict, list[TapeMoment]]:
     me = each.incarnation
     verdict = Verdict(me)
     clock = VectorClock(each.header.clock)
     heard: dict[tuple[Any, ...], Receipt] = {}
     unheeded: dict[tuple[Any, ...], int] = {}
-    moments: list[Moment] = []
+    moments: list[TapeMoment] = []
     unanswered = 0
     for record in each.records():
         if not isinstance(record, tape.Event):
@@ -108,7 +108,7 @@ def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[Verdict, list[Moment
             problem = f"the clock grew by {record.clock}, its message says {learned}"
             verdict.problems.append(f"event {record.n}: {problem}")
         clock = clock.merge(record.clock).tick(me)
-        moments.append(Moment(me, record.n, clock))
+        moments.append(TapeMoment(me, record.n, clock))
     verdict.events = len(moments)
     last = each.header.after + len(moments)
     verdict.ends = each.closed or f"not closed, after event {last}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from ddloco.cli.ask import complain
 from ddloco.debugger.timeline import receipt_of
 from ddloco.replayer.gaps import dropped_before, gaps_of
-from ddloco.replayer.invariants.merged_tokens import Share
+from ddloco.replayer.invariants.merged_tokens import MergedShare
 from ddloco.replayer.invariants.tape_audit import Audit, Finding
 from ddloco.replayer.recording import open_recording
 from ddloco.stage.files.toml import ConfigError
@@ -34,7 +34,7 @@ def verify_folder(folder: Path, *, salvage: bool = False, as_json: bool) -> tupl
     goes_on = any(each.header.after for each in tapes)  # The checks would need the earlier events.
     program = is_program(tapes[0].header.job)
     findings: list[Finding] = []
-    share: Share | None = None
+    share: MergedShare | None = None
     if not (goes_on or program):
         audit = Audit(tapes)
         findings, share = audit.run(), audit.share()

@@ -69,7 +69,7 @@ TASK = re.compile(r"\w[\w.]{0,300}:\w{1,300}", re.ASCII)
 """The name of a task, which is shown as a part of a command."""
 
 
-class Listed(Struct, frozen=True, forbid_unknown_fields=True):
+class ListedFile(Struct, frozen=True, forbid_unknown_fields=True):
     """A file of a bundle: its name, its size in bytes, and its SHA-256 in hexadecimal."""
 
     name: str
@@ -94,7 +94,7 @@ class About(Struct, frozen=True, forbid_unknown_fields=True):
     code: str
     fingerprint: dict[str, str]
     task: str
-    files: tuple[Listed, ...] = ()
+    files: tuple[ListedFile, ...] = ()
     redacted: bool = False
     format: int = FORMAT
 
@@ -163,14 +163,14 @@ def write_bundle(run: Path, to: Path, *, redact: bool = False) -> About:
     return about
 
 
-def _listed(folder: Path, *, redact: bool, snapshots: bool) -> Iterator[Listed]:
+def _listed(folder: Path, *, redact: bool, snapshots: bool) -> Iterator[ListedFile]:
     for path in _contents(folder, redact=redact, snapshots=snapshots):
         size, digest = 0, hashlib.sha256()
         with open_regular(path) as file:
             while piece := file.read(PIECE):
                 size += len(piece)
                 digest.update(piece)
-        yield Listed(path.relative_to(folder).as_posix(), size, digest.hexdigest())
+        yield ListedFile(path.relative_to(folder).as_posix(), size, digest.hexdigest())
 
 
 def _pack(about: About, folder: Path, raw: IO[bytes]) -> None:
@@ -237,7 +237,7 @@ def open_bundle(bundle: Path, folder: Path) -> About:
     return about
 
 
-def _unpack(pieces: Iterator[bytes], listed: Listed, folder: Path) -> None:
+def _unpack(pieces: Iterator[bytes], listed: ListedFile, folder: Path) -> None:
     path, digest = folder / listed.name, hashlib.sha256()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("xb") as written:

@@ -25,7 +25,7 @@ NAME_FIELDS = ("step", "t", "fragment", "version")
 """Fields that are part of a name, where an event has them."""
 
 
-class Span(NamedTuple):
+class WorkSpan(NamedTuple):
     """Work between the event before it and the event that tells of its end, in seconds."""
 
     actor: str
@@ -156,7 +156,7 @@ def export_otlp(tapes: Sequence[Tape]) -> Iterator[str]:
     events = timeline(tapes)
     all_spans = list(spans_of(events, first_steps(tapes)))
     zero = _zero(events, all_spans)
-    by_actor: dict[str, list[Span]] = {each.incarnation: [] for each in tapes}
+    by_actor: dict[str, list[WorkSpan]] = {each.incarnation: [] for each in tapes}
     for span in all_spans:
         by_actor[span.actor].append(span)
     resources: list[dict[str, Any]] = []
@@ -168,14 +168,14 @@ def export_otlp(tapes: Sequence[Tape]) -> Iterator[str]:
     yield json_line({"resourceSpans": resources})
 
 
-def _zero(events: Sequence[TimelineEvent], spans: Sequence[Span]) -> float:
+def _zero(events: Sequence[TimelineEvent], spans: Sequence[WorkSpan]) -> float:
     """The time that exports call 0: nothing begins before it."""
     return min(
         [*(event.common_at for event in events), *(span.begin for span in spans)], default=0.0
     )
 
 
-def _otlp_span(trace: str, span: Span, number: int, zero: float) -> dict[str, Any]:
+def _otlp_span(trace: str, span: WorkSpan, number: int, zero: float) -> dict[str, Any]:
     digest = hashlib.sha256(f"{trace}/{span.actor}/{number}".encode()).hexdigest()
     return {
         "traceId": trace,
@@ -190,7 +190,7 @@ def _otlp_span(trace: str, span: Span, number: int, zero: float) -> dict[str, An
     }
 
 
-class Begun(NamedTuple):
+class BegunWork(NamedTuple):
     """When a learner asked for the step that a tape shows first: the event, 0 if that was before
     the tape begins, and the time on its own clock, in seconds."""
 
@@ -198,13 +198,13 @@ class Begun(NamedTuple):
     at: float
 
 
-def first_steps(tapes: Sequence[Tape]) -> dict[str, Begun]:
+def first_steps(tapes: Sequence[Tape]) -> dict[str, BegunWork]:
     """Return when each learner asked for the first inner step of its tape, by incarnation.
 
     Those are left out whose machine this program does not have, or whose tape continues from a
     snapshot that is not there, or that must not be opened without trust.
     """
-    found: dict[str, Begun] = {}
+    found: dict[str, BegunWork] = {}
     if not tapes or is_program(tapes[0].header.job):
         return found
     with suppress(ConfigError, TapeError):
@@ -216,19 +216,19 @@ def first_steps(tapes: Sequence[Tape]) -> dict[str, Begun]:
     return found
 
 
-def _first_step(run: RecordedJob, name: str) -> Begun | None:
+def _first_step(run: RecordedJob, name: str) -> BegunWork | None:
     stepper = run.stepper(name)
     machine = stepper.actor.machine
     running = machine.running if isinstance(machine, Learner) else None
     if running is not None:  # It ran where the tape begins.
-        return Begun(0, running.since)
+        return BegunWork(0, running.since)
     asked = run.first_step(name)
-    return Begun(asked.number, asked.at) if asked is not None else None
+    return BegunWork(asked.number, asked.at) if asked is not None else None
 
 
 def spans_of(
-    events: Sequence[TimelineEvent], first: Mapping[str, Begun] | None = None
-) -> Iterator[Span]:
+    events: Sequence[TimelineEvent], first: Mapping[str, BegunWork] | None = None
+) -> Iterator[WorkSpan]:
     """Yield inner steps and merges as spans.
 
     An inner step begins when the one before it is finished, the first one when it was asked for,
@@ -253,12 +253,12 @@ def spans_of(
             begin = min(since.get(event.actor, event.common_at), event.common_at)
             fields = {"loss": plain.get("loss"), "tokens": plain.get("tokens")}
             name = f"step {plain.get('step')}"
-            yield Span(event.actor, name, begin, event.common_at, fields)
+            yield WorkSpan(event.actor, name, begin, event.common_at, fields)
             since[event.actor] = event.common_at
         elif event.kind == "FragmentMerged":
             begin = min(since.get(event.actor, event.common_at), event.common_at)
             fields = {"accepted": plain.get("accepted"), "refused": plain.get("refused")}
-            yield Span(event.actor, "merge", begin, event.common_at, fields)
+            yield WorkSpan(event.actor, "merge", begin, event.common_at, fields)
         elif event.body is not None and event.body.get("type") == "Contribution":
             since[event.actor] = event.common_at
         else:

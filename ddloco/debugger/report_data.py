@@ -55,7 +55,7 @@ class Fact(Struct):
     note: str = ""
 
 
-class Curve(Struct):
+class ReportCurve(Struct):
     """A learner's losses over all its incarnations; ``of`` is how many there are, and ``parts`` are
     the positions at which another incarnation begins."""
 
@@ -67,7 +67,7 @@ class Curve(Struct):
     loss: list[float | None]
 
 
-class Moment(Struct):
+class LaneMoment(Struct):
     """An event on the time axis."""
 
     at: int
@@ -75,7 +75,7 @@ class Moment(Struct):
     text: str
 
 
-class Link(Struct):
+class LinkLife(Struct):
     """Payloads between a learner and the syncers: messages and bytes each way."""
 
     learner: str
@@ -109,10 +109,10 @@ class RunData(Struct):
     bars: Bars
     matrix: Matrix
     gaps: list[str]
-    curves: list[Curve] = []
+    curves: list[ReportCurve] = []
     goodput: list[float] = []
-    links: list[Link] = []
-    breaks: list[Moment] = []
+    links: list[LinkLife] = []
+    breaks: list[LaneMoment] = []
     held_out: list[tuple[int, float]] = []
     findings: list[str] = []
 
@@ -123,8 +123,8 @@ class Parting(Struct):
     what: str
     kind: str
     detail: str
-    one: Moment
-    other: Moment
+    one: LaneMoment
+    other: LaneMoment
 
 
 class ReportData(Struct):
@@ -151,7 +151,7 @@ class _Reader:
         """Read all tapes."""
         return [read_tape(self.run, who, self.run.offsets.get(who, 0.0)) for who in self.run.tapes]
 
-    def moment(self, event: str, text: str) -> Moment:
+    def moment(self, event: str, text: str) -> LaneMoment:
         """Return where an event is on the axis."""
         who, number = parse_event(event)
         at = 0.0
@@ -159,7 +159,7 @@ class _Reader:
             if isinstance(record, tape.Event):
                 at = record.at
                 break
-        return Moment(self.axis.place(self.run.common(who, at)), event, clip(text))
+        return LaneMoment(self.axis.place(self.run.common(who, at)), event, clip(text))
 
     def data(self) -> RunData:
         """Return what is shown of the run: its actors, and what they worked and sent."""
@@ -272,7 +272,7 @@ class _JobReader(_Reader):
         """Return what is on the tapes of a learner's incarnations, in order."""
         return [each for each in self.contents if actor_of(each.incarnation) == learner]
 
-    def curve(self, learner: str) -> Curve:
+    def curve(self, learner: str) -> ReportCurve:
         """Return a learner's losses; of too many, the least and the largest of each stretch."""
         contents = [each for each in self.of_learner(learner) if each.steps]
         of = sum(len(each.steps) for each in contents)
@@ -283,7 +283,7 @@ class _JobReader(_Reader):
             parts.append(len(shown))
             points = [(self.axis.place(each.at), each.step, each.loss) for each in content.steps]
             shown += _extremes(points, most * len(points) // of) if of > most else points
-        return Curve(
+        return ReportCurve(
             learner=learner,
             of=of,
             parts=parts,
@@ -303,10 +303,10 @@ class _JobReader(_Reader):
                 _spread(busy, begun, (each.at - self.axis.begin) / width)
         return [min(each / max(len(self.learners), 1), 1.0) for each in busy]
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[LinkLife]:
         """Return the payloads of each learner's link."""
         plan = self.job.plan
-        links = {each: Link(each, 0, 0, 0, 0, 0) for each in self.learners}
+        links = {each: LinkLife(each, 0, 0, 0, 0, 0) for each in self.learners}
         for content in self.contents:
             for payload in content.payloads:
                 own = actor_of(content.incarnation)

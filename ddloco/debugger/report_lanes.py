@@ -137,7 +137,7 @@ class Gap(Struct):
     text: str
 
 
-class Segment(Struct):
+class LaneSegment(Struct):
     """One incarnation on the lane of its actor; ``end`` says how its tape ends."""
 
     incarnation: str
@@ -157,7 +157,7 @@ class Lane(Struct):
 
     actor: str
     kind: str
-    segments: list[Segment]
+    segments: list[LaneSegment]
 
 
 class Point(Struct):
@@ -443,7 +443,7 @@ def lanes_of(
 
 def _segment(
     run: RecordedRun, content: TapeContent, axis: Axis, names: Names, most: tuple[int, int, int]
-) -> Segment:
+) -> LaneSegment:
     blocks, finer, marks = most
     tape = run.tape_of(content.incarnation)
     empty = content.end < content.begin
@@ -451,7 +451,7 @@ def _segment(
     if tape.damage:
         how = f"its tape is damaged: {tape.damage}"
     notes = [Note(axis.place(at), n, kind, clip(said)) for at, n, kind, said in content.notes]
-    return Segment(
+    return LaneSegment(
         incarnation=content.incarnation,
         begin=0 if empty else axis.place(content.begin),
         end=0 if empty else axis.place(content.end),

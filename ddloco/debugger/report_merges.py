@@ -53,7 +53,7 @@ class Column(Struct):
     clock: list[int]
 
 
-class Cell(Struct, array_like=True, omit_defaults=True):
+class TableCell(Struct, array_like=True, omit_defaults=True):
     """A learner in a merge.
 
     Attributes:
@@ -84,7 +84,7 @@ class Matrix(Struct):
     of: int
     rows: list[str]
     columns: list[Column]
-    cells: list[list[Cell]]
+    cells: list[list[TableCell]]
     reasons: list[str]
 
 
@@ -179,21 +179,21 @@ def matrix_of(
         matrix.columns.append(column)
         found = _cells_of(merge, names, reasons)
         for row, learner in zip(matrix.cells, learners, strict=True):
-            row.append(found.get(learner, Cell(0)))
+            row.append(found.get(learner, TableCell(0)))
     matrix.reasons = list(reasons)
     return matrix
 
 
-def _cells_of(merge: Merge, names: Names, reasons: dict[str, int]) -> dict[str, Cell]:
+def _cells_of(merge: Merge, names: Names, reasons: dict[str, int]) -> dict[str, TableCell]:
     """The learners of one merge, by name; of several incarnations the one that took part."""
-    found: dict[str, Cell] = {}
+    found: dict[str, TableCell] = {}
     refused = {each.learner: each for each in merge.refused}
     for each in merge.absent:
         reason = reasons.setdefault(clip(each.reason), len(reasons))
         who = names.number(each.learner)
         answer = refused.get(each.learner)
         state = 2 if each.kind == "refused" else 3
-        cell = Cell(state, each.event, reason, who=who)
+        cell = TableCell(state, each.event, reason, who=who)
         if answer is not None:
             cell = _answered(answer, state, who)
             cell.reason = reason
@@ -206,8 +206,8 @@ def _cells_of(merge: Merge, names: Names, reasons: dict[str, int]) -> dict[str, 
     return found
 
 
-def _answered(each: Answer, state: int, who: int) -> Cell:
-    return Cell(
+def _answered(each: Answer, state: int, who: int) -> TableCell:
+    return TableCell(
         state=state,
         event=each.event,
         weight=finite(each.weight),

@@ -16,7 +16,7 @@ from clocks import VectorClock, causal_sort
 from replay import Receipt, Tape, tape
 
 
-class Arrival(msgspec.Struct, frozen=True):
+class TimelineArrival(msgspec.Struct, frozen=True):
     """The fields of a MessageArrived event that are needed here."""
 
     peer: str
@@ -241,5 +241,5 @@ def receipt_of(event: dict[str, Any]) -> Receipt | None:
     """
     if event.get("type") != "MessageArrived":
         return None
-    said = msgspec.convert(event, Arrival)
+    said = msgspec.convert(event, TimelineArrival)
     return Receipt(said.sender, (said.peer, said.lane, said.session), said.seq, said.clock)

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from ddloco.job.config import Job
 from ddloco.job.protocol.status import Numbers
-from ddloco.monitoring.loss_chart import LossCurve, draw
+from ddloco.monitoring.loss_chart import LossCurve, draw_losses
 from ddloco.monitoring.status_view import COLUMNS_MAX, goodput_in_words
 from ddloco.stage.process.log_tail import LogTail
 
@@ -205,7 +205,7 @@ class Board:
         held_out = [(result["t"], loss)] if loss is not None else []
         job = self.job.job
         title = f"{job.name}: {job.learners} learners, {job.method}"
-        return draw(curves, held_out, job.steps, title)
+        return draw_losses(curves, held_out, job.steps, title)
 
     def tables(self) -> Group:
         """Two tables: the learners, and the syncer with its fragments."""

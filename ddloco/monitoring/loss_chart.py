@@ -60,7 +60,7 @@ class LossCurve:
         return "".join(SPARKS[round((mean - low) * scale)] for mean in means)
 
 
-def draw(
+def draw_losses(
     curves: Mapping[str, LossCurve],
     held_out: Sequence[tuple[int, float]],
     steps: int,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import trio
 
 
-class Gate:
+class ReplayGate:
     """Holds the tapes of a replay at a cut.
 
     Args:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from clocks import actor_of
-from ddloco.replayer.gate import Gate
+from ddloco.replayer.gate import ReplayGate
 from ddloco.replayer.message_matcher import Mailbox
 from ddloco.replayer.report import Report
 from ddloco.stage.driver.resume import StartPoint
@@ -41,7 +41,7 @@ class ReplayState:
         self.report = report
         self.start_point = start_point
         self.mailbox = Mailbox(set(self._tapes))
-        self.gate = Gate(self._tapes, limits)
+        self.gate = ReplayGate(self._tapes, limits)
         self._counted = counted
         report.counts = dict.fromkeys(counted, 0)
         self._progress = progress

@@ -16,7 +16,7 @@ SHOWN_MAX = 16
 """Learners that have a row of their own."""
 
 
-class Outcome(Struct, frozen=True):
+class RunOutcome(Struct, frozen=True):
     """What a run came to, as its tapes say.
 
     Attributes:
@@ -48,7 +48,7 @@ class Outcome(Struct, frozen=True):
     shares: dict[str, float]
 
 
-def outcome_of(folder: Path, *, trust: bool = False) -> Outcome:
+def outcome_of(folder: Path, *, trust: bool = False) -> RunOutcome:
     """Return what a run came to; ``trust`` is that of ``RecordedRun``.
 
     Raises:
@@ -64,7 +64,7 @@ def outcome_of(folder: Path, *, trust: bool = False) -> Outcome:
         for merge in merges
         for name in {actor_of(each.learner) for each in merge.contributions}
     )
-    return Outcome(
+    return RunOutcome(
         seconds=max((x.at for x in merges), default=0.0)
         - min((x.launched_at for x in merges), default=0.0),
         merges=len(merges),
@@ -88,7 +88,7 @@ def _mean(values: list[Any]) -> float:
     return float(mean(values)) if values else 0.0
 
 
-def table_of(outcomes: Mapping[str, Outcome]) -> Table:
+def table_of(outcomes: Mapping[str, RunOutcome]) -> Table:
     """Return a table with one column for each outcome, under its name."""
     table = Table(title="the run, and simulations of it", title_justify="left", title_style="bold")
     table.add_column("", no_wrap=True)

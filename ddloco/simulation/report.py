@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ddloco.simulation import fuzz
-from ddloco.simulation.before_after import Outcome, outcome_of, table_of
+from ddloco.simulation.before_after import RunOutcome, outcome_of, table_of
 from ddloco.simulation.calibrated import Recording
 from ddloco.simulation.experiment import Row, run_case
 from ddloco.simulation.scenario import Case, Scenario, cases_of, find
@@ -120,7 +120,7 @@ def _beside_recorded(
     run is the error of the simulation.
     """
     case, scenario = chosen_case
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, RunOutcome] = {}
     try:
         outcomes["recorded"] = outcome_of(path, trust=given.trust)
     except Divergence as found:

@@ -23,7 +23,7 @@ from transport import Event, MessageArrived, Transmit
 
 
 @dataclass
-class Trained:
+class TrainedTokens:
     """What one incarnation has trained, and which of its steps are in a merge."""
 
     tokens: dict[int, int] = field(default_factory=dict[int, int])
@@ -34,7 +34,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Share:
+class MergedShare:
     """The percentage of ``trained`` tokens that are in a merge (``merged``), and by fragment
     (``in_fragments``); and in how many of all ``merges`` each incarnation took part."""
 
@@ -57,7 +57,7 @@ class MergedTokens(InvariantCheck[Stage, Role]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._trained: dict[str, Trained] = {}
+        self._trained: dict[str, TrainedTokens] = {}
         self._contributions: dict[tuple[str, int, int], Contribution] = {}
         self._work: dict[tuple[str, int], tuple[int, int]] = {}
         self._heard: dict[str, int] = {}
@@ -78,7 +78,7 @@ class MergedTokens(InvariantCheck[Stage, Role]):
         del stage
         # Exact types are compared because a simulated world passes every event and effect here.
         if type(event) is StepFinished:
-            trained = self._trained.setdefault(role.incarnation, Trained())
+            trained = self._trained.setdefault(role.incarnation, TrainedTokens())
             trained.tokens[event.step] = event.tokens
         elif type(event) is MessageArrived:
             self._message(event)
@@ -117,7 +117,7 @@ class MergedTokens(InvariantCheck[Stage, Role]):
         for name in event.accepted:
             said = self._contributions[name, t, fragment]
             self._took_part[name] += 1
-            trained = self._trained.setdefault(name, Trained())
+            trained = self._trained.setdefault(name, TrainedTokens())
             trained.in_fragments += said.tokens
             trained.merged.update(range(said.step - said.steps + 1, said.step + 1))
         self._contributions = {
@@ -131,7 +131,7 @@ class MergedTokens(InvariantCheck[Stage, Role]):
             return {}
         return {"in a merge": share.merged, "by fragment": share.in_fragments}
 
-    def share(self, fragments: int) -> Share:
+    def share(self, fragments: int) -> MergedShare:
         """The shares of the tokens in a job with this many fragments."""
         total, merged, in_fragments = 0, 0, 0
         for name, each in self._trained.items():
@@ -141,7 +141,7 @@ class MergedTokens(InvariantCheck[Stage, Role]):
             total += sum(counted.values())
             merged += sum(n for step, n in counted.items() if step in each.merged)
             in_fragments += each.in_fragments
-        return Share(
+        return MergedShare(
             trained=total,
             merged=100 * merged / total if total else 100.0,
             in_fragments=100 * in_fragments / (total * fragments) if total else 100.0,

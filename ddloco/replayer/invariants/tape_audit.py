@@ -19,7 +19,7 @@ from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.machines.registry import machine_for
 from ddloco.replayer.invariants.base import InvariantCheck, PerSyncer, Violation
 from ddloco.replayer.invariants.launches import PULLED, Launches
-from ddloco.replayer.invariants.merged_tokens import MergedTokens, Share
+from ddloco.replayer.invariants.merged_tokens import MergedShare, MergedTokens
 from ddloco.replayer.invariants.training import Causal, Durable, Learning, Merging
 from ddloco.stage.actors.actor import new_actor
 from replay import Divergence, Player, Tape
@@ -138,7 +138,7 @@ class Audit:
             findings.append(found)
         return findings
 
-    def share(self) -> Share:
+    def share(self) -> MergedShare:
         """The share of trained tokens that reached a merge; valid after ``run``."""
         return self._tokens.share(len(self._stage.plan.fragments))
 

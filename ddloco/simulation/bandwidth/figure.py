@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ddloco.simulation.bandwidth.model import GRID, LABELS, METHODS, Setting, needed, utilisation
-from ddloco.simulation.bandwidth.published import Link
+from ddloco.simulation.bandwidth.published import WideLink
 
 LABEL_CHARS = 27
 BAR_CHARS = 50
@@ -40,7 +40,7 @@ def _ticks(unit: str) -> str:
     return f"{line} {unit}"
 
 
-def ratio_bars(links: Sequence[Link]) -> list[str]:
+def ratio_bars(links: Sequence[WideLink]) -> list[str]:
     """How many times faster on each link, on a logarithmic scale."""
     longest = max(math.log10(link.faster) for link in links) or 1.0
     lines: list[str] = []

@@ -56,7 +56,7 @@ REFERENCES: dict[str, tuple[Setting, dict[Method, tuple[float, ...]]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PublishedCell:
     """A published number and ours; ``steps`` is how many grid steps ours is above it."""
 
     table: str
@@ -67,9 +67,9 @@ class Cell:
     steps: int
 
 
-def compare(model: Model) -> list[Cell]:
+def compare_cells(model: Model) -> list[PublishedCell]:
     """Every cell of the reference tables with a model's result."""
-    cells: list[Cell] = []
+    cells: list[PublishedCell] = []
     for table, (setting, rows) in REFERENCES.items():
         for method, row in rows.items():
             reached = model(setting, method, GRID)
@@ -77,7 +77,7 @@ def compare(model: Model) -> list[Cell]:
                 ours = on_grid(reached, target)
                 index = len(GRID) if ours is None else int(np.searchsorted(GRID, ours))
                 steps = index - int(np.argmin(np.abs(GRID - published)))
-                cells.append(Cell(table, method, target, published, ours, steps))
+                cells.append(PublishedCell(table, method, target, published, ours, steps))
     return cells
 
 
@@ -89,12 +89,12 @@ class Agreement:
     exact: int
     within_one: int
     worst: int
-    misses: tuple[Cell, ...]
+    misses: tuple[PublishedCell, ...]
 
 
 def agreement(model: Model) -> Agreement:
     """Count the cells that match."""
-    cells = compare(model)
+    cells = compare_cells(model)
     off = [abs(cell.steps) for cell in cells]
     misses = tuple(cell for cell in cells if cell.steps)
     return Agreement(len(cells), off.count(0), sum(n <= 1 for n in off), max(off), misses)
@@ -222,7 +222,7 @@ def _load(layers: int, target: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class WideLink:
     """The cost of one link for both methods: seconds of wall time per step, and their ratios.
 
     Args:
@@ -244,7 +244,7 @@ class Link:
     interval_4bit: float
 
 
-def wall_clock(setting: Setting, links: Array = LINKS) -> list[Link]:
+def wall_clock(setting: Setting, links: Array = LINKS) -> list[WideLink]:
     """Wall time to the same number of tokens on several links.
 
     Every site computes the same batch in the same time with either method, and a token is assumed
@@ -254,7 +254,7 @@ def wall_clock(setting: Setting, links: Array = LINKS) -> list[Link]:
     slow = setting.step_s / utilisation(setting, "data-parallel", links)
     whole, small = (utilisation(setting, method, links) for _, method in BITS)
     return [
-        Link(
+        WideLink(
             gbit_s=float(links[n]),
             data_parallel_s=float(slow[n]),
             decoupled_s=setting.step_s,

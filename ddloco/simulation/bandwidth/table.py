@@ -32,8 +32,8 @@ from ddloco.simulation.bandwidth.published import (
     HEADLINE_TARGET,
     PAIR_CLAIM,
     REGIONS,
-    Link,
     Reading,
+    WideLink,
     agreement,
     search,
     wall_clock,
@@ -264,7 +264,7 @@ def link_for(setting: Setting, ratio: float) -> float:
     return needed_exactly(utilisation, setting, "data-parallel", 1 / ratio)
 
 
-def _at_step(step_s: float) -> Link:
+def _at_step(step_s: float) -> WideLink:
     (link,) = wall_clock(replace(REGIONS, step_s=step_s), np.array([STEPS_GBIT_S]))
     return link
 

@@ -22,7 +22,7 @@ EVENTS = {
 """For each counter of an endpoint, the event that is logged when it has grown."""
 
 
-class Refusals:
+class AuthRefusals:
     """Logs the refusals of one endpoint.
 
     Args:

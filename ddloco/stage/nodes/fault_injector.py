@@ -72,7 +72,7 @@ class Actors(Protocol):
         ...
 
 
-class Relay(Protocol):
+class LinkRelay(Protocol):
     """A link on which faults can happen."""
 
     def begin(self, fault: Fault) -> None:
@@ -128,7 +128,7 @@ class FaultInjector:
         faults: tuple[Fault, ...],
         seed: int,
         actors: Actors,
-        relays: Mapping[str, Relay],
+        relays: Mapping[str, LinkRelay],
         log: ActorLog,
     ) -> None:
         self.applied: Counter[str] = Counter()

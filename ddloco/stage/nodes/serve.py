@@ -19,7 +19,7 @@ from ddloco.stage.driver.resume import StartPoint
 from ddloco.stage.files.addresses import check_listen
 from ddloco.stage.files.run_folder import LOG_FILE, SNAPSHOTS, TAPES, address_file
 from ddloco.stage.files.toml import ConfigError
-from ddloco.stage.nodes.auth_log import Refusals
+from ddloco.stage.nodes.auth_log import AuthRefusals
 from ddloco.stage.nodes.incarnation_gate import Gate
 from ddloco.stage.nodes.incarnation_grants import LANE as GRANTS
 from ddloco.stage.nodes.incarnation_grants import (
@@ -324,7 +324,7 @@ async def _serve(
     async with trio.open_nursery() as nursery:
         if terms.signals:
             nursery.start_soon(stop_on_signal, interrupted, hosted.request_leave)
-        nursery.start_soon(Refusals(endpoint, hosted).run)
+        nursery.start_soon(AuthRefusals(endpoint, hosted).run)
         nursery.start_soon(give_back_spare)
         nursery.start_soon(leave_when_alone, hosted, terms.patience_s)
         if numbers is not None:

@@ -173,7 +173,7 @@ class Pipe:
             view = view[admitted:]
 
 
-class Connection:
+class ProxiedConnection:
     """A learner's connection and the one that was opened to the syncer for it."""
 
     def __init__(self, learner: trio.SocketStream, syncer: trio.SocketStream) -> None:
@@ -219,7 +219,7 @@ class Proxy:
         self._host, self._port = there.hostname or "", there.port or 0
         self._bytes_max = buffer_bytes_max
         self._ways: dict[Direction, Way] = {way: Way() for way in WAYS["both"]}
-        self._connections: list[Connection] = []
+        self._connections: list[ProxiedConnection] = []
         self._accepted = 0
         self._listeners: list[trio.SocketListener] = []
 
@@ -234,7 +234,7 @@ class Proxy:
         await trio.serve_listeners(self._relay, self._listeners)
 
     @property
-    def connections(self) -> tuple[Connection, ...]:
+    def connections(self) -> tuple[ProxiedConnection, ...]:
         """Those that are open."""
         return tuple(self._connections)
 
@@ -267,7 +267,7 @@ class Proxy:
             self._accepted -= 1
 
     async def _connect(self, learner: trio.SocketStream, syncer: trio.SocketStream) -> None:
-        connection = Connection(learner, syncer)
+        connection = ProxiedConnection(learner, syncer)
         self._connections.append(connection)
         try:
             await connection.run(

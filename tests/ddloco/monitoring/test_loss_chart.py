@@ -4,7 +4,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ddloco.monitoring.loss_chart import COLOURED_MAX, PARTS, SPARK_CHARS, LossCurve, draw
+from ddloco.monitoring.loss_chart import COLOURED_MAX, PARTS, SPARK_CHARS, LossCurve, draw_losses
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -51,7 +51,7 @@ def test_many_losses_are_averaged():
 def test_the_figure_has_a_line_for_each_learner_and_the_held_out_loss():
     """It is well-formed, names all learners in its key, and stays within its frame."""
     curves = {"learner-0": falling(), "learner-1": falling(last=500)}
-    text = draw(curves, [(1000, 3.5)], 1000, "a <job>")
+    text = draw_losses(curves, [(1000, 3.5)], 1000, "a <job>")
     root = ET.fromstring(text)  # noqa: S314, we have just written it
     words = [each.text for each in root.iter(f"{SVG}text")]
     lines = list(root.iter(f"{SVG}polyline"))
@@ -67,6 +67,6 @@ def test_the_figure_has_a_line_for_each_learner_and_the_held_out_loss():
 
 def test_figures_without_a_loss_and_of_many_learners():
     """A job that trained nothing has an empty figure; of many learners one entry is in the key."""
-    ET.fromstring(draw({"learner-0": LossCurve(5)}, [], 5, "empty"))  # noqa: S314
+    ET.fromstring(draw_losses({"learner-0": LossCurve(5)}, [], 5, "empty"))  # noqa: S314
     many = {f"learner-{n}": falling() for n in range(COLOURED_MAX + 1)}
-    assert f"{COLOURED_MAX + 1} learners" in draw(many, [], 1000, "many")
+    assert f"{COLOURED_MAX + 1} learners" in draw_losses(many, [], 1000, "many")
