@@ -493,7 +493,7 @@ def test_the_default_outer_step_is_that_of_the_examples():
 
 @pytest.mark.parametrize(
     ("optimizer", "lr", "own"),
-    [("nesterov", 0.7, {"momentum"}), ("sgd", 1.0, set()), ("adam", 0.01, {"b1", "b2", "eps"})],
+    [("nesterov", 0.7, {"momentum"}), ("sgd", 1.0, set()), ("adam", 0.003, {"b1", "b2", "eps"})],
 )
 def test_an_outer_optimizer_has_its_own_settings(optimizer, lr, own):
     """Its learning rate where none is set; a setting that only another one has is refused."""
