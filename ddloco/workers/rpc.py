@@ -145,7 +145,7 @@ class CopyFragments(WorkerMessage, frozen=True):
 
 class Train(WorkerMessage, frozen=True):
     """Overwrite fragments, skip ``skip`` batches by going to ``cursor``, run one step, and copy all
-    parameters to ``out`` if the step is of an older tape. ``t`` is the newest global step of the
+    parameters to ``out`` if there is one. ``t`` is the newest global step of the
     fragments."""
 
     step: int

@@ -5,7 +5,7 @@ To add a kind, declare it and its result here, add it to ``KINDS``, and write a 
 it in ``workers/executor.py``, and one in ``workers/simulated/work.py``.
 
 Arrays are named by handles: ``host/STEP/P`` for a fragment of a learner's parameters after a step
-(``host/STEP`` for all of them, on older tapes), ``theta/P/T`` for a global fragment in float32 and
+(``host/STEP`` for all of them, see ``RunStep``), ``theta/P/T`` for a global fragment in float32 and
 ``outer/P/T`` for all arrays of its outer optimizer, ``wire/P/T`` for the same fragment in the form
 in which it is sent.
 """
@@ -159,7 +159,7 @@ class RunStep(Work, frozen=True):
     used are skipped, by going to ``cursor`` if that is known. ``t`` is the newest global step of
     its fragments, for schedules.
 
-    Learners on older tapes did not say ``t``, and copied all parameters to ``out`` after the step.
+    A learner that does not copy fragments (see ``Started``) has all parameters copied to ``out``.
     The copies are not among the results (``makes``): they exist before the step begins.
     """
 
@@ -176,7 +176,7 @@ class RunStep(Work, frozen=True):
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """The copy of an older tape."""
+        """The copy of all parameters, if there is one."""
         return (self.out,) if self.out else ()
 
 

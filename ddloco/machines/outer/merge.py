@@ -60,8 +60,7 @@ class Segment(NamedTuple):
     It is elements `start:stop` of the flat float32 fragment, merged by `rule`. In a contribution's
     buffer the tensor starts at byte `offset` from the fragment's start, little-endian, in `dtype`.
     A tensor of `state` is not trained: it becomes what its rule makes of the values, without an
-    outer optimizer, and counts neither for the norm of a contribution nor for its
-    direction.
+    outer optimizer, and counts neither for the norm of a contribution nor for its direction.
     """
 
     start: int
