@@ -18,6 +18,7 @@ from clocks.sequence import LaneSequence as LaneSequence
 from clocks.sequence import Verdict as Verdict
 from clocks.time_source import ManualTime as ManualTime
 from clocks.time_source import MonotonicTime as MonotonicTime
+from clocks.time_source import SuspendAwareTime as SuspendAwareTime
 from clocks.time_source import TimeSource as TimeSource
 from clocks.vector_clock import NUMBER_DIGITS_MAX as NUMBER_DIGITS_MAX
 from clocks.vector_clock import ClockError as ClockError

@@ -34,6 +34,20 @@ class MonotonicTime:
         return time.monotonic() - self._start
 
 
+class SuspendAwareTime:
+    """The host's monotonic clock, which also counts the time that the host is suspended, where the
+    system has one: a lease runs out while its holder sleeps."""
+
+    began = None
+
+    def __init__(self) -> None:
+        self._clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+    def now(self) -> float:
+        """Seconds since the host was started."""
+        return time.clock_gettime(self._clock)
+
+
 class ManualTime:
     """Time that is set explicitly, for simulation, replay and tests."""
 

@@ -37,9 +37,11 @@ from snapshot.states import write_state as write_state
 from snapshot.storage import BLOBS as BLOBS
 from snapshot.storage import GRACE_S as GRACE_S
 from snapshot.storage import Blob as Blob
+from snapshot.storage import Place as Place
 from snapshot.storage import SnapshotError as SnapshotError
 from snapshot.storage import StorageError as StorageError
 from snapshot.storage import digest_of as digest_of
+from snapshot.storage import open_place as open_place
 from snapshot.store import NEWEST as NEWEST
 from snapshot.store import Store as Store
 from snapshot.tensors import load_metadata as load_metadata

@@ -102,9 +102,10 @@ class LocalStorage:
         return True
 
     def put(self, name: str, data: bytes) -> None:
-        """Write or replace a file."""
+        """Write or replace a file; after a crash of the host it may be the previous one."""
+        above = str(Path(name).parent) if "/" in name else MANIFESTS
         with (
-            self._partial(MANIFESTS, [memoryview(data)]) as partial,
+            self._partial(above, [memoryview(data)], durable=False) as partial,
             _told(self._root / name, "written"),
         ):
             os.replace(partial, self._root / name)
@@ -171,14 +172,16 @@ class LocalStorage:
     # Internal helpers.
 
     @contextmanager
-    def _partial(self, folder: str, views: Sequence[memoryview]) -> Iterator[Path]:
-        """Write a temporary file durably, yield it to be renamed or linked, then remove it."""
+    def _partial(
+        self, folder: str, views: Sequence[memoryview], *, durable: bool = True
+    ) -> Iterator[Path]:
+        """Write a temporary file, yield it to be renamed or linked, then remove it."""
         made = self._root / folder
         partial = made / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(8)}"
         try:
             with _told(partial, "written"):
                 self._make(made)
-                _write(partial, views)
+                _write(partial, views, durable=durable)
             yield partial
         finally:
             with suppress(OSError):
@@ -200,14 +203,15 @@ def _file(stat: os.stat_result) -> File:
     return File(stat.st_size, stat.st_mtime)
 
 
-def _write(path: Path, views: Sequence[memoryview]) -> None:
+def _write(path: Path, views: Sequence[memoryview], *, durable: bool) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         for chunk in chunks(views):
             rest = chunk
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -263,7 +263,7 @@ class JobProgram(Runnable):
             async with open_worker(hosted.incarnation, arena, worker, pinned=pinned) as process:
                 arrays = ArrayTable(arena)
                 process.show_trace = partial(_show_trace, process.show_trace, hosted)
-                keep = await trio.to_thread.run_sync(self._open_keep, folder, name)
+                keep = await trio.to_thread.run_sync(self._open_keep, hosted)
                 executor = WorkExecutor(
                     self.job,
                     hosted.incarnation,
@@ -287,10 +287,11 @@ class JobProgram(Runnable):
                     with suppress(OSError):  # The job is done all the same.
                         keep.note_done()
 
-    def _open_keep(self, folder: Path, name: str) -> FragmentFolder:
+    def _open_keep(self, hosted: HostedActor) -> FragmentFolder:
         """Where a syncer keeps its merges; learners keep nothing."""
+        folder, name = hosted.folder, hosted.name
         run = run_of(folder, make=True) if name in self.listeners else ""
-        return FragmentFolder(folder / KEPT / name, self.job.id, run)
+        return FragmentFolder(folder / KEPT / name, self.job.id, run, hosted.confirm)
 
     async def _opened(
         self,

@@ -5,7 +5,7 @@ every version that any learner has received (paper: 3.1, the shard persists).
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,10 +76,14 @@ class FragmentFolder:
         folder: ``RUN/kept/ACTOR``.
         job_id: the job that the fragments belong to.
         run: the run within that job.
+        confirm: called before each write; raises OSError if another process acts as this syncer.
     """
 
-    def __init__(self, folder: Path, job_id: str, run: str = "") -> None:
+    def __init__(
+        self, folder: Path, job_id: str, run: str = "", confirm: Callable[[], None] = lambda: None
+    ) -> None:
         self.run = run
+        self._confirm = confirm
         self._folder = folder
         self._job_id = job_id
 
@@ -98,6 +102,7 @@ class FragmentFolder:
             said["tokens"] = str(kept.tokens)
         said["sum"] = _sum(said)
         path = self._folder / _file_of(kept.fragment)
+        self._confirm()
         save_tensors(path, {THETA: found.theta, **_prefixed(found.state)}, said)
 
     def find(self) -> Sequence[StoredFragment]:
@@ -117,6 +122,7 @@ class FragmentFolder:
         Raises:
             OSError: it cannot be written.
         """
+        self._confirm()
         partial = self._folder / f".{DONE}.partial"
         partial.write_text(self._job_id)
         partial.replace(self._folder / DONE)

@@ -26,6 +26,7 @@ class Started:
         self.job = job
         self.address = f"tcp://127.0.0.1:{free_port()}"
         self.running = {}
+        self.all = []
 
     def start(self, role, *words, folder=None):
         """Start an actor."""
@@ -35,6 +36,7 @@ class Started:
         said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         found = subprocess.Popen(command, cwd=WORK, start_new_session=True, **said)
         self.running[name] = found
+        self.all.append(found)
         return found
 
     def syncer(self, *words):
@@ -53,16 +55,22 @@ class Started:
         """Signal all processes of an actor, its worker among them."""
         os.killpg(self.running[name].pid, number)
 
+    def kill(self):
+        """End all that were started, those that were started again under a name as well."""
+        for each in self.all:
+            with suppress(
+                ProcessLookupError
+            ):  # Its worker, too, which may be in a step of an hour.
+                os.killpg(each.pid, signal.SIGKILL)
+            each.communicate()
+
 
 @pytest.fixture
 def started(job):
     """All processes are ended."""
     made = Started(job)
     yield made
-    for each in made.running.values():
-        with suppress(ProcessLookupError):  # Its worker, too, which may be in a step of an hour.
-            os.killpg(each.pid, signal.SIGKILL)
-        each.communicate()
+    made.kill()
 
 
 def ended(process, code):

@@ -88,6 +88,18 @@ class Executor(Protocol):
         ...
 
 
+class Fence(Protocol):
+    """Keeps two processes from acting as one actor; see ``ddloco.stage.nodes.lease``."""
+
+    def holds(self) -> bool:
+        """Whether the actor may act."""
+        ...
+
+    def confirm(self) -> None:
+        """Return if it may act, or may again; blocks. Raises OSError if it may not."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """A complete message in the inbox, before it becomes an event."""
@@ -115,6 +127,8 @@ class Driver:
             cannot check this, because they see only digests.
         allocate: allocates buffers for arriving payloads.
         facts: returns further fields of the status for observers.
+        fence: what is asked before each event whether the actor may still act; if not, it ends, and
+            writes nothing more.
     """
 
     def __init__(
@@ -133,6 +147,7 @@ class Driver:
         admits: Callable[[Header[Any]], None],
         allocate: Callable[[int], Bytes] | None = None,
         facts: Callable[[], dict[str, Any]] = dict,
+        fence: Fence | None = None,
     ) -> None:
         self.actor = actor
         self.refused: dict[str, int] = {}
@@ -151,6 +166,7 @@ class Driver:
         self._codec: Codec[Any] = Codec(said, job_id)
         self._allocate = allocate
         self._facts = facts
+        self._fence = fence
         refuse = partial(self._count_refusal, "observers")
         self._observers = ObserverServer(
             endpoint, arrays, time.now, self.status, refuse, request=self._requested
@@ -199,9 +215,10 @@ class Driver:
                 if isinstance(first, Restored):
                     await self._connected(first.missing)
                 before = list(self.actor.under_way)
-                self._admit(first, None)
-                if isinstance(first, Restored):
-                    self._go_on(before, pending)
+                if await self._may_act():
+                    self._admit(first, None)
+                    if isinstance(first, Restored):
+                        self._go_on(before, pending)
                 while self._finish is None:
                     await self._next()
             except TapeError as error:
@@ -305,21 +322,35 @@ class Driver:
     # The door.
 
     async def _next(self) -> None:
-        """Admit the next event: urgent ones first, then due timers, then the inbox in order."""
+        """Admit the next event, unless the actor may no longer act."""
+        came = await self._coming()
+        if came is not None and await self._may_act():
+            self._take(came)
+
+    async def _coming(self) -> Arrived | Event | None:
+        """The next event: urgent ones first, then due timers, then the inbox in order."""
         if self._urgent:
-            self._take(self._urgent.popleft())
-            return
+            return self._urgent.popleft()
         timer = self._timers.pop_due(self._time.now())
         if timer is not None:
-            self._admit(TimerFired(timer), None)
-            return
+            return TimerFired(timer)
         try:
-            came = self._waiting.receive_nowait()
+            return self._waiting.receive_nowait()
         except trio.WouldBlock:
-            came = await self._wait()
-            if came is None:
-                return
-        self._take(came)
+            return await self._wait()
+
+    async def _may_act(self) -> bool:
+        """Whether no other process acts as this actor; if one does, this one is finished."""
+        if self._fence is None or self._fence.holds():
+            return True
+        try:
+            await trio.to_thread.run_sync(self._fence.confirm)
+        except OSError as error:
+            self._finish = Finish("left", str(error))
+            self._recorder.close(self.actor.number, None)
+            self.note("fenced", {"reason": str(error)})
+            return False
+        return True
 
     def _take(self, came: Arrived | Event) -> None:
         if isinstance(came, Arrived):

@@ -48,6 +48,7 @@ class StoreSink:
         keep: the number of snapshots that are retained.
         keep_every: every such number of snapshots, one is retained forever; 0 for none.
         warn: called in a thread, once for each problem with an older snapshot.
+        confirm: called before a commit; raises OSError if another process acts as this actor.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class StoreSink:
         keep: int = 5,
         keep_every: int = 0,
         warn: Callable[[str], None] = lambda _: None,
+        confirm: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
+        self._confirm = confirm
         self._warn = warn
         self._warned: set[str] = set()
         self._facts = dict(facts)
@@ -80,6 +83,7 @@ class StoreSink:
 
     def commit(self, snapshot: str, parts: Sequence[Part], absent: Mapping[str, str]) -> None:
         """Write the manifest as the newest one; then remove the oldest snapshots."""
+        self._confirm()
         there = (each.manifest for each in self._store.snapshots())
         newest = max((manifest.order for manifest in there if manifest is not None), default=0)
         self._store.commit(Manifest(snapshot, newest + 1, self._facts, tuple(parts), absent))

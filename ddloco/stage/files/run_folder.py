@@ -19,6 +19,10 @@ KEPT = "kept"
 """The subfolder of a run folder in which syncers store their fragments, by actor."""
 
 
+LEASE = "lease"
+"""The subfolder of a run folder that says which process acts as which syncer."""
+
+
 LOG_FILE = "log.jsonl"
 
 
@@ -47,6 +51,7 @@ CONTENTS = (
         "model",
         "source",
         KEPT,
+        LEASE,
         SNAPSHOTS,
         TRACEBACKS,
         LOSS_FILE,

@@ -36,6 +36,7 @@ from ddloco.stage.nodes.incarnation_grants import (
     differences,
     settings_of,
 )
+from ddloco.stage.nodes.lease import Lease
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.side_protocol import Refusals, SideProtocolError, encode
 from replay.tape import SUFFIX
@@ -126,6 +127,7 @@ class Registrar:
         endpoint: sends the answers.
         note: writes to the log.
         time: limits the rate of new numbers.
+        lease: the lead's, without which nothing is granted.
     """
 
     def __init__(
@@ -135,6 +137,8 @@ class Registrar:
         endpoint: Endpoint,
         note: Callable[[str, dict[str, Any]], None],
         time: TimeSource | None = None,
+        *,
+        lease: Lease | None = None,
     ) -> None:
         self._names = frozenset(program.names) - {program.lead}
         self._program = program
@@ -143,6 +147,7 @@ class Registrar:
         self._record = record
         self._endpoint = endpoint
         self._note = note
+        self._lease = lease
         self._time = time or MonotonicTime()
         self._allowances = Allowances(NUMBERS_AT_ONCE, NUMBERS_PER_S)
         self._newest: dict[str, int] = {}
@@ -263,6 +268,8 @@ class Registrar:
             self._refuse(name, refused)
             return Denied(refused)
         try:
+            if self._lease is not None:
+                self._lease.confirm()
             self._record.note(name, number)
         except OSError as error:
             return self._refuse(name, f"its number cannot be written down: {error.strerror}")

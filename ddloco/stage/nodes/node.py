@@ -31,6 +31,7 @@ from ddloco.stage.driver.resume import (
 from ddloco.stage.driver.snapshot_sink import StoreSink
 from ddloco.stage.files.run_folder import LOG_FILE, TAPES, run_of
 from ddloco.stage.files.trust import leave_place
+from ddloco.stage.nodes.lease import Lease
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.code_version import code_version
 from ddloco.stage.process.errors import first_of
@@ -113,6 +114,7 @@ class HostedActor:
         own: the snapshot from which a returning actor takes its own state, if any.
         beside: a task beside the actor, such as the shipping of its tape, if there is one.
         notes: what is logged about it; by default an empty one.
+        lease: the lease under which it acts, if it needs one.
 
     Attributes:
         name: the actor's name.
@@ -137,6 +139,7 @@ class HostedActor:
         own: StartPoint[Any] | None = None,
         beside: Beside | None = None,
         notes: Notes | None = None,
+        lease: Lease | None = None,
     ) -> None:
         self.program = program
         self.incarnation = incarnation
@@ -145,6 +148,7 @@ class HostedActor:
         self.endpoint = endpoint
         self.start_point = start_point
         self.own = own
+        self.lease = lease
         self.driver: Driver | None = None
         self.finish: Finish | None = None
         self.leave_reason: str | None = None
@@ -174,6 +178,15 @@ class HostedActor:
         """Ask for a snapshot, if the actor runs; the result is in the log."""
         if self.driver is not None:
             self.driver.request_snapshot()
+
+    def confirm(self) -> None:
+        """Return if no other process acts as this actor; called in threads before they write.
+
+        Raises:
+            OSError: one does.
+        """
+        if self.lease is not None:
+            self.lease.confirm()
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Log something that is not on the tape; before the driver exists, keep it until then."""
@@ -217,6 +230,7 @@ class HostedActor:
             admits=opened.admits,
             allocate=opened.allocate,
             facts=opened.facts,
+            fence=self.lease,
         )
         self._notes.pass_to(driver)
         if self._stop_reason is not None:
@@ -283,8 +297,9 @@ class HostedActor:
         the lead commits those that are taken on a schedule."""
         program, begun = self.program, self.start_point
         place = program.place(self.folder)
+        confirm = self.confirm
         if self.name != program.lead:
-            return sink_of(program, place)
+            return sink_of(program, place, confirm=confirm)
         same = begun is not None and begun.place == absolute_place(place)
 
         def warn(said: str) -> None:
@@ -292,7 +307,7 @@ class HostedActor:
 
         from_ = begun.snapshot if begun is not None and same else ""
         run = run_of(self.folder, make=True) if program.snapshot.place else ""
-        return sink_of(program, place, run, from_, warn)
+        return sink_of(program, place, run, from_, warn, confirm=confirm)
 
 
 async def run_together(
@@ -374,6 +389,8 @@ def sink_of(
     run: str = "",
     began_from: str = "",
     warn: Callable[[str], None] = lambda _: None,
+    *,
+    confirm: Callable[[], None] = lambda: None,
 ) -> StoreSink:
     """Where a program's snapshots go.
 
@@ -383,10 +400,16 @@ def sink_of(
         run: which of the runs that share the place.
         began_from: the snapshot of this place that the run continued from.
         warn: told, in a thread, of what is wrong with older ones.
+        confirm: see ``HostedActor.confirm``.
     """
     facts, table = {"job": program.id, "name": program.name}, program.snapshot
     facts |= {RUN: run} if run else {}
     facts |= {BEGAN_FROM: began_from} if began_from else {}
     return StoreSink(
-        Store(place, run), facts, keep=table.keep, keep_every=table.keep_every, warn=warn
+        Store(place, run),
+        facts,
+        keep=table.keep,
+        keep_every=table.keep_every,
+        warn=warn,
+        confirm=confirm,
     )

@@ -2,8 +2,8 @@
 
 import ipaddress
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from ddloco.stage.actors.effects import Finish
 from ddloco.stage.driver.endpoints import dial, new_endpoint
 from ddloco.stage.driver.resume import StartPoint
 from ddloco.stage.files.addresses import check_listen
-from ddloco.stage.files.run_folder import LOG_FILE, SNAPSHOTS, TAPES, address_file
+from ddloco.stage.files.run_folder import LEASE, LOG_FILE, SNAPSHOTS, TAPES, address_file
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.auth_log import AuthRefusals
 from ddloco.stage.nodes.incarnation_gate import Gate
@@ -32,6 +32,7 @@ from ddloco.stage.nodes.incarnation_grants import (
     want_of,
 )
 from ddloco.stage.nodes.incarnation_registrar import Record, RecordError, Registrar, newest_on_tape
+from ddloco.stage.nodes.lease import Lease, LeaseTakenError
 from ddloco.stage.nodes.node import HostedActor, Notes
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
@@ -42,7 +43,7 @@ from ddloco.stage.process.malloc import give_back_spare, keep_freed_memory
 from ddloco.stage.process.signals import stop_on_signal, stop_with_parent
 from ddloco.stage.process.terminal import one_line
 from ddloco.stage.tapes.side_channel import SideChannel
-from snapshot import SnapshotError
+from snapshot import SnapshotError, open_place
 from transport.zeromq import ZmqEndpoint, open_context
 
 LOOK_S = 1.0
@@ -109,14 +110,15 @@ async def serve_role(
     """
     leads, listens = name == program.lead or not program.listeners, name in program.listeners
     curve = program.curve(name)
-    async with open_context() as context:
+    fenced = leads or listens
+    async with open_context() as context, _leased(folder, name if fenced else "") as lease:
         endpoint = new_endpoint(context, curve)
         address = await _listen(program, endpoint, name, addresses[name]) if listens else ""
         if leads:
             if terms.over:
                 write_address(folder, name, address, terms.advertise)
                 return await _over(endpoint, terms)
-            incarnation, start_point = who_leads(program, name, folder, terms)
+            incarnation, start_point = who_leads(program, name, folder, terms, lease)
         else:
             asked = context, addresses[program.lead]
             found = await _number(program, folder, name, asked, terms)
@@ -124,22 +126,45 @@ async def serve_role(
                 await endpoint.aclose()
                 return found
             incarnation, start_point = found
-            for other in program.dials(name):
-                await _dial(program, endpoint, other, addresses[other], incarnation)
-            if listens:
-                await _dial_for_numbers(endpoint, program.lead, addresses, incarnation)
+            if lease is not None:
+                await trio.to_thread.run_sync(_take, lease, incarnation)
+            await _dial_others(program, endpoint, addresses, incarnation)
         if listens:
             terms.listening(write_address(folder, name, address, terms.advertise))
         hosted, granting = await _hosted(
-            program,
-            incarnation,
-            folder,
-            endpoint,
-            start_point=start_point,
-            address=addresses.get(program.lead, ""),
-            alone=terms.alone,
-        )
+            program, incarnation, folder, endpoint,
+            start_point=start_point, address=addresses.get(program.lead, ""),
+            alone=terms.alone, lease=lease,
+        )  # fmt: skip
         return await _serve(hosted, endpoint, terms, granting)
+
+
+@asynccontextmanager
+async def _leased(folder: Path, name: str) -> AsyncIterator[Lease | None]:
+    """The lease of an actor whose predecessor acts no more, not taken yet; None without a name."""
+    if not name:
+        yield None
+        return
+    lease = Lease(open_place(folder / LEASE), name, folder / LEASE)
+
+    def say(waiting: str) -> None:
+        SafeConsole(stderr=True, markup=False).print(waiting, soft_wrap=True)
+
+    try:
+        await trio.to_thread.run_sync(lease.find_predecessor, say)
+    except LeaseTakenError as error:
+        raise ConfigError(str(error)) from None
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def _take(lease: Lease, incarnation: str) -> None:
+    try:
+        lease.take(incarnation)
+    except LeaseTakenError as error:
+        raise ConfigError(str(error)) from None
 
 
 async def _listen(program: Runnable, endpoint: ZmqEndpoint, name: str, bind: str) -> str:
@@ -150,21 +175,20 @@ async def _listen(program: Runnable, endpoint: ZmqEndpoint, name: str, bind: str
         raise ConfigError(f"{option}: {error.strerror}") from None
 
 
-async def _dial(
-    program: Runnable, endpoint: ZmqEndpoint, other: str, address: str, incarnation: str
+async def _dial_others(
+    program: Runnable, endpoint: ZmqEndpoint, addresses: Mapping[str, str], incarnation: str
 ) -> None:
-    try:
-        await dial(endpoint, other, address, incarnation)
-    except OSError as error:
-        option = program.address_option(other, address, listens=False)
-        raise ConfigError(f"{option}: {error.strerror}") from None
-
-
-async def _dial_for_numbers(
-    endpoint: ZmqEndpoint, lead: str, addresses: Mapping[str, str], incarnation: str
-) -> None:
-    identity = f"{incarnation}/{GRANTS}"
-    await endpoint.dial(addresses[lead], route=f"{lead}/{GRANTS}", identity=identity)
+    """Dial those whom an actor dials; and the lead for numbers, if the actor is dialed itself."""
+    name = actor_of(incarnation)
+    for other in program.dials(name):
+        try:
+            await dial(endpoint, other, addresses[other], incarnation)
+        except OSError as error:
+            option = program.address_option(other, addresses[other], listens=False)
+            raise ConfigError(f"{option}: {error.strerror}") from None
+    if name in program.listeners:
+        lead, identity = program.lead, f"{incarnation}/{GRANTS}"
+        await endpoint.dial(addresses[lead], route=f"{lead}/{GRANTS}", identity=identity)
 
 
 async def _hosted(
@@ -176,6 +200,7 @@ async def _hosted(
     start_point: StartPoint[Any] | None,
     address: str,
     alone: bool,
+    lease: Lease | None,
 ) -> tuple[HostedActor, Registrar | Gate | None]:
     """An actor, and what grants incarnation numbers if it leads; another one that listens accepts
     only incarnations to which the lead has granted theirs."""
@@ -185,14 +210,14 @@ async def _hosted(
     channel: ZmqEndpoint | SideChannel = endpoint
     leads, linked = name == program.lead, bool(program.listeners)
     if leads and linked:
-        granting = Registrar(program, Record(folder), endpoint, notes.write)
+        granting = Registrar(program, Record(folder), endpoint, notes.write, lease=lease)
     elif name in program.listeners:
         granting = Gate(program, endpoint, notes.write)
     if granting is not None:
         channel = SideChannel(endpoint, GRANTS, granting.take, granting.heeds)
     ships = program.tape.ships and linked
     if ships and leads:
-        channel, beside = receive_tapes(program, folder, channel, notes.write)
+        channel, beside = receive_tapes(program, folder, channel, notes.write, lease)
     elif ships:
         channel, beside = await ship_tapes(
             program, incarnation, folder, channel, note=notes.write, address=address
@@ -200,7 +225,7 @@ async def _hosted(
     own, start_point = (start_point, None) if alone else (None, start_point)
     hosted = HostedActor(
         program, incarnation, folder, channel,
-        start_point=start_point, own=own, beside=beside, notes=notes,
+        start_point=start_point, own=own, beside=beside, notes=notes, lease=lease,
     )  # fmt: skip
     return hosted, granting
 
@@ -329,6 +354,8 @@ async def _serve(
         nursery.start_soon(leave_when_alone, hosted, terms.patience_s)
         if numbers is not None:
             nursery.start_soon(numbers.run)
+        if hosted.lease is not None:
+            nursery.start_soon(hosted.lease.run, hosted.note)
         for beside in terms.beside:
             nursery.start_soon(beside, hosted)
         if terms.with_parent:
@@ -383,10 +410,10 @@ def write_address(folder: Path, name: str, bound: str, advertise: str = "") -> s
 
 
 def who_leads(
-    program: Runnable, name: str, folder: Path, terms: Terms
+    program: Runnable, name: str, folder: Path, terms: Terms, lease: Lease | None = None
 ) -> tuple[str, StartPoint[Any] | None]:
     """The next incarnation of an actor that asks nobody for its number, and the snapshot that it
-    continues from.
+    continues from; from now on it holds the lease.
 
     If it has run in this folder before, it has used the snapshot then, and continues from what it
     keeps when it is started again by the same command.
@@ -398,10 +425,12 @@ def who_leads(
     start_point = None
     try:
         record = Record(folder)
-        number = record.newest(name) + 1
+        number = max(record.newest(name), lease.predecessor if lease is not None else 0) + 1
         if terms.snapshot and number == 1:
             start_point = program.start_point(terms.snapshot, name, trust=terms.trust)
             number = number_of(start_point.incarnation(name))
+        if lease is not None:
+            _take(lease, f"{name}.{number}")
         record.note(name, number)
     except RecordError as error:
         raise ConfigError(str(error)) from None

@@ -9,6 +9,7 @@ import trio
 
 from clocks import actor_of, number_of
 from ddloco.stage.files.run_folder import TAPES
+from ddloco.stage.nodes.lease import Lease
 from ddloco.stage.nodes.node import Beside
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.tapes.receiver import TapeReceiver
@@ -53,16 +54,17 @@ Note: TypeAlias = Callable[[str, dict[str, Any]], None]
 
 
 def receive_tapes(
-    program: Runnable, folder: Path, endpoint: Endpoint, note: Note
+    program: Runnable, folder: Path, endpoint: Endpoint, note: Note, lease: Lease | None = None
 ) -> tuple[SideChannel, TapeTransfer]:
-    """Let the lead receive the other actors' tapes.
+    """Let the lead, while it holds its lease, receive the other actors' tapes.
 
     Returns:
         The lead's endpoint, with a lane for tapes, and the receiver, which runs beside it.
     """
     others = tuple(name for name in program.names if name != program.lead)
     settings = program.id, program.as_plain()
-    receiver = TapeReceiver(folder / TAPES, others, settings, endpoint, note)
+    holds = lease.holds if lease is not None else lambda: True
+    receiver = TapeReceiver(folder / TAPES, others, settings, endpoint, note, holds=holds)
     lane = SideChannel(endpoint, LANE, receiver.take)
     return lane, TapeTransfer(receiver, lane)
 

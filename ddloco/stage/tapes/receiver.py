@@ -98,6 +98,7 @@ class TapeReceiver:
         job: the id and the settings of the job that the tapes must belong to.
         endpoint: sends the answers.
         note: writes to the log.
+        holds: whether this process still acts as the syncer; if not, nothing is written.
     """
 
     def __init__(
@@ -107,7 +108,10 @@ class TapeReceiver:
         job: tuple[str, Mapping[str, Any]],
         endpoint: Endpoint,
         note: Note,
+        *,
+        holds: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._holds = holds
         self.refusals = Refusals("segment refused", note)
         """Messages that were rejected."""
         self._folder = folder
@@ -129,7 +133,8 @@ class TapeReceiver:
     async def run(self) -> None:
         """Process arrivals for ever."""
         async for arrival in self._waiting:
-            await self._handle(arrival)
+            if self._holds():  # Otherwise its sender repeats it.
+                await self._handle(arrival)
 
     async def finish(self, within_s: float = math.inf) -> None:
         """After the syncer has ended, wait for tapes that are still arriving."""
@@ -271,10 +276,11 @@ def _end(said: Shipped, reason: str) -> RefusedError:
 
 
 def _write(path: Path, data: Buffer, length: int) -> None:
-    """Append to a file of ``length`` bytes, completely or not at all."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    """Append to a file of ``length`` bytes, completely or not at all. The offset is given, so that
+    a process that was stopped here, and is another one's predecessor by now, changes nothing."""
+    file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        written = os.write(file, data)
+        written = os.pwrite(file, data, length)
         if written != len(data):
             os.ftruncate(file, length)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -178,9 +178,9 @@ async def test_garbage_is_refused(stand):
 async def test_a_full_disk_is_waited_for(stand, whole, monkeypatch):
     """The log says it; what was there stays a tape, and continues once there is room."""
     await stand.ship(whole[:300])
-    real = receiver_module.os.write
+    real = receiver_module.os.pwrite
     with monkeypatch.context() as full:
-        full.setattr(receiver_module.os, "write", lambda fd, data: real(fd, data[:10]))
+        full.setattr(receiver_module.os, "pwrite", lambda fd, data, at: real(fd, data[:10], at))
         assert await stand.ship(whole[300:], 300) is None
     assert whole[:300] == (stand.folder / "learner-0.1.tape").read_bytes()
     [(event, fields)] = stand.notes
@@ -192,10 +192,10 @@ async def test_a_full_disk_is_waited_for(stand, whole, monkeypatch):
 async def test_a_folder_that_cannot_be_written_is_said(stand, whole, monkeypatch):
     """The sender is told, and does not try for ever."""
 
-    def write(fd, data):
+    def write(fd, data, at):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(receiver_module.os, "write", write)
+    monkeypatch.setattr(receiver_module.os, "pwrite", write)
     answer = await stand.ship(whole)
     assert "cannot be written here: Permission denied" == answer.reason
 
@@ -273,14 +273,14 @@ async def test_shipping_goes_on_after_a_full_disk(stand, source, virtual, monkey
     """For a minute nothing can be written, neither a first segment nor a later one; then all of
     the tape arrives."""
     del virtual
-    real, begun = receiver_module.os.write, trio.current_time()
+    real, begun = receiver_module.os.pwrite, trio.current_time()
 
-    def write(fd, data):
+    def write(fd, data, at):
         if 5.0 < trio.current_time() - begun < 65.0:
-            return real(fd, data[:10])
-        return real(fd, data)
+            return real(fd, data[:10], at)
+        return real(fd, data, at)
 
-    monkeypatch.setattr(receiver_module.os, "write", write)
+    monkeypatch.setattr(receiver_module.os, "pwrite", write)
     wire = Wire(stand, source)
     whole = source.read_bytes()
     source.write_bytes(whole[: len(whole) // 2])

@@ -1,0 +1,367 @@
+"""The lease of an actor that others dial: at most one process acts as it at any time.
+
+An engine that cannot reach a process starts it again somewhere else, though it may still live: it
+is stopped, its host is cut off, or it only answers late. Both would then write to one run. So
+whoever acts as a syncer holds a lease, in a folder that all who may act as it can reach:
+
+    NAME/00000007.json   a claim: who acts as NAME from now on; created if absent, never changed
+    NAME/beat.json       written by the holder of the newest claim every BEAT_S seconds
+    NAME/NONCE.lock      locked by the holder's process while it lives, in a folder of this host
+
+The holder may act for HOLD_S seconds after the beginning of its last renewal, by its own clock. A
+successor claims the next number once nothing has changed for SILENT_S seconds by *its* clock; no
+two clocks are compared. Whoever could not renew in time, because it was stopped, acts again only
+if it can claim the next number itself; if another one has claimed it, it writes nothing more.
+The number of the newest claim is the epoch of the actor.
+"""
+
+import errno
+import fcntl
+import os
+import platform
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TypeVar
+
+import msgspec
+import trio
+
+from clocks import SuspendAwareTime, number_of
+from snapshot import Place, StorageError
+
+BEAT_S = 2.0
+"""Interval, in seconds, at which the holder renews its lease."""
+
+HOLD_S = 6.0
+"""How long, in seconds, the holder may act after a renewal: two of them may fail or come late."""
+
+SILENT_S = 8.0
+"""How long, in seconds, a successor waits for a sign of life. It is longer than HOLD_S by the time
+that a write needs until others see it."""
+
+LOOK_S = 0.25
+"""Interval, in seconds, at which a successor looks for a sign of life."""
+
+CLAIMS_MAX = 10**8
+"""The first number that has no name; a claim every second reaches it in three years."""
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a full disk. Where the holder cannot write a beat, nobody can write a claim."""
+
+
+class LeaseLostError(OSError):
+    """Another process acts as this actor now; the text says which."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(errno.ESTALE, said)
+
+    def __str__(self) -> str:
+        """The text alone."""
+        return self.strerror or ""
+
+
+class LeaseTakenError(Exception):
+    """Another process acts as this actor, and lives; the text says which."""
+
+
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who acts as an actor.
+
+    Attributes:
+        incarnation: the actor's incarnation.
+        host: the host's name, for people.
+        boot: what tells the host's kernel from others, and from itself before it was started again.
+        process: the process's id on that host, for people.
+        nonce: unique for each process that has claimed.
+    """
+
+    incarnation: str
+    host: str
+    boot: str
+    process: int
+    nonce: str
+
+    @property
+    def said(self) -> str:
+        """The holder, for people."""
+        return f"{self.incarnation} on {self.host}, process {self.process}"
+
+
+class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A sign of life.
+
+    Attributes:
+        claim: the number of the claim.
+        count: different from that of the beat before.
+        ended: the holder has ended, and will not write again.
+    """
+
+    claim: int
+    count: int
+    ended: bool = False
+
+
+T = TypeVar("T")
+
+_claim_of = msgspec.json.Decoder(Claim).decode
+_beat_of = msgspec.json.Decoder(Beat).decode
+
+
+def this_kernel() -> str:
+    """What tells this host's running kernel from all others."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # Not Linux.
+        return platform.node()
+
+
+class Lease:
+    """The lease of one actor; its methods may be called from any thread.
+
+    Args:
+        place: where the claims are.
+        name: the actor's name.
+        locks: a folder of a file system with locks, in which a holder of the same host is known to
+            have ended without waiting; None if there is none.
+        now: seconds that go on while the process or the host is suspended.
+        boot: see ``Claim``.
+
+    Attributes:
+        predecessor: the number of the last holder's incarnation; 0 if there was none.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        name: str,
+        locks: Path | None = None,
+        *,
+        now: Callable[[], float] | None = None,
+        boot: str | None = None,
+    ) -> None:
+        self._place = place
+        self._name = name
+        self._locks = locks
+        self._now = now or SuspendAwareTime().now
+        self._boot = this_kernel() if boot is None else boot
+        self._nonce = secrets.token_hex(8)
+        self._mutex = threading.Lock()
+        self.predecessor = 0
+        self._number = 0
+        self._claim: Claim | None = None
+        self._beats = 0
+        self._renewed = float("-inf")
+        self._lost = ""
+        self._lock: IO[bytes] | None = None
+
+    # To become the holder.
+
+    def find_predecessor(self, waiting: Callable[[str], None] = lambda _: None) -> None:
+        """Return once the last holder, if there was one, acts no more.
+
+        Args:
+            waiting: called with a sentence if it has to be waited for.
+
+        Raises:
+            LeaseTakenError: it lives.
+            StorageError: the place cannot be read.
+        """
+        number, claim = self._newest()
+        seen = self._signs(number)
+        since, looks = self._now(), 0
+        while claim is not None and not self._has_ended(number, claim):
+            if looks == 1:
+                waiting(f"{claim.said} may still live: wait {SILENT_S:g} s for a sign of it")
+            silent = self._now() - since >= SILENT_S  # Before the look, which may take long.
+            newest = self._newest()
+            if (*newest, self._signs(newest[0])) != (number, claim, seen):
+                who = newest[1].said if newest[1] is not None else self._name
+                raise LeaseTakenError(
+                    f"{who} acts in {self._place.path(self._name)} now: stop it first, or use "
+                    "another folder"
+                )
+            if silent:
+                break
+            looks += 1
+            time.sleep(LOOK_S)
+        self._number = number
+        self.predecessor = number_of(claim.incarnation) if claim is not None else 0
+
+    def take(self, incarnation: str) -> None:
+        """Claim the number after the predecessor's.
+
+        Raises:
+            LeaseTakenError: another process has.
+            StorageError: the place cannot be written.
+        """
+        self._claim = Claim(incarnation, platform.node(), self._boot, os.getpid(), self._nonce)
+        self._hold_lock()
+        try:
+            self._claim_next()
+        except LeaseLostError as error:
+            raise LeaseTakenError(f"{error}: stop it first, or use another folder") from None
+        self._remove_locks()
+
+    # While it is held.
+
+    def holds(self) -> bool:
+        """Whether the actor may act; reads nothing but the clock."""
+        return not self._lost and self._now() - self._renewed <= HOLD_S
+
+    def confirm(self) -> None:
+        """Return if the actor may act, or may again.
+
+        Raises:
+            LeaseLostError: another process has taken its place; or the place of claims cannot be
+                reached, so nobody knows.
+        """
+        with self._mutex:
+            if self.holds():
+                return
+            try:
+                self._claim_next()
+            except StorageError as error:
+                raise LeaseLostError(f"its lease cannot be renewed: {error}") from None
+
+    def renew(self) -> None:
+        """Say that the holder lives.
+
+        Raises:
+            LeaseLostError: another process has taken its place.
+            StorageError: the place cannot be read or written.
+        """
+        with self._mutex:
+            self._check_lost()
+            began = self._now()
+            if self._place.stat(self._file(self._number + 1)) is not None:
+                self._lose()
+            try:
+                self._beat()
+            except StorageError as error:
+                if error.errno not in FULL:
+                    raise
+            if self.holds():
+                self._renewed = began
+            else:  # The beat came too late: a successor may have looked just before.
+                self._claim_next()
+
+    async def run(self, note: Callable[[str, dict[str, str]], None]) -> None:
+        """Renew it, until it is lost.
+
+        Args:
+            note: writes to the log.
+        """
+        while not self._lost:
+            try:
+                await trio.to_thread.run_sync(self.renew)
+            except OSError as error:
+                note("lease not renewed", {"reason": str(error)})
+            await trio.sleep(BEAT_S)
+
+    def release(self) -> None:
+        """Say that the holder has ended, so that no successor has to wait."""
+        with self._mutex, suppress(OSError):
+            if not self._lost and self._claim is not None:
+                self._beat(ended=True)
+        if self._lock is not None:
+            Path(self._lock.name).unlink(missing_ok=True)
+            self._lock.close()
+
+    # Internal helpers.
+
+    def _claim_next(self) -> None:
+        """Claim the next number, or find that another process has."""
+        self._check_lost()
+        assert self._claim is not None, "it has been taken"
+        began, number = self._now(), self._number + 1
+        if not self._place.create(self._file(number), msgspec.json.encode(self._claim)):
+            self._lose()
+        self._number, self._renewed = number, began
+        self._beat()
+
+    def _beat(self, *, ended: bool = False) -> None:
+        self._beats += 1
+        beat = Beat(self._number, self._beats, ended)
+        self._place.put(f"{self._name}/beat.json", msgspec.json.encode(beat))
+
+    def _lose(self) -> None:
+        _, claim = self._newest()
+        self._lost = f"{claim.said if claim else 'another one'} acts as {self._name} now"
+        self._check_lost()
+
+    def _check_lost(self) -> None:
+        if self._lost:
+            raise LeaseLostError(self._lost)
+
+    def _has_ended(self, number: int, claim: Claim) -> bool:
+        """Whether a holder is known to have ended: it has said so, or its process, which was of
+        this host, has no lock any more."""
+        beat = self._signs(number)
+        if beat is not None and beat.claim == number and beat.ended:
+            return True
+        if claim.boot != self._boot or self._locks is None:
+            return False
+        return _is_free(self._locks / self._name / f"{claim.nonce}.lock")
+
+    def _hold_lock(self) -> None:
+        """Lock this process's file; the kernel takes the lock away with the process."""
+        if self._locks is None:
+            return
+        folder = self._locks / self._name
+        with suppress(OSError):  # Some network file systems have no locks.
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (folder / f"{self._nonce}.lock").open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _newest(self) -> tuple[int, Claim | None]:
+        """The newest claim and its number; 0 and None if there is none."""
+        number = max(self._numbers(), default=0)
+        return number, self._read(self._file(number), _claim_of) if number else None
+
+    def _numbers(self) -> list[int]:
+        names = (Path(name) for name in self._place.files(self._name))
+        return [int(each.stem) for each in names if each.suffix == ".json" and each.stem.isdigit()]
+
+    def _signs(self, number: int) -> Beat | None:
+        """The newest beat; None before the first one, or if it is being written."""
+        with suppress(StorageError):
+            return self._read(f"{self._name}/beat.json", _beat_of) if number else None
+        return None
+
+    def _read(self, name: str, decode: Callable[[bytes], T]) -> T:
+        try:
+            with self._place.open(name) as file:
+                data = bytearray(4096)
+                return decode(bytes(data[: file.readinto(memoryview(data)) or 0]))
+        except (FileNotFoundError, msgspec.DecodeError) as error:
+            raise StorageError(f"{self._place.path(name)}: no claim of a lease: {error}") from None
+
+    def _file(self, number: int) -> str:
+        if number >= CLAIMS_MAX:
+            raise StorageError(
+                f"{self._place.path(self._name)}: {number} claims; remove the folder"
+            )
+        return f"{self._name}/{number:08}.json"
+
+    def _remove_locks(self) -> None:
+        """Remove the locks of processes that have ended. Claims stay for ever: a process that was
+        stopped for long must find the number after its own taken."""
+        if self._locks is None:
+            return
+        for path in (self._locks / self._name).glob("*.lock"):
+            if path.stem != self._nonce and _is_free(path):
+                path.unlink(missing_ok=True)
+
+
+def _is_free(path: Path) -> bool:
+    """Whether nobody has locked a file; False if it is not there."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

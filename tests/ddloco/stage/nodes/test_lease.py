@@ -1,0 +1,320 @@
+"""At most one process acts as an actor, whatever is stopped for however long."""
+
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ddloco.stage.nodes import lease as lease_module
+from ddloco.stage.nodes.lease import (
+    BEAT_S,
+    HOLD_S,
+    SILENT_S,
+    Lease,
+    LeaseLostError,
+    LeaseTakenError,
+)
+from snapshot import StorageError, open_place
+
+
+class Clock:
+    """Time that goes on when somebody says so, in particular in ``time.sleep``."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(lease_module.time, "sleep", self.sleep)
+
+    def sleep(self, seconds):
+        """Let time pass."""
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time by hand."""
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def new(tmp_path, clock):
+    """Makes leases of the syncer in one folder, by default of processes of different hosts."""
+
+    def make(boot="", locks=None):
+        made = Lease(open_place(tmp_path), "syncer", locks, now=lambda: clock.now, boot=boot)
+        made.find_predecessor()
+        return made
+
+    return make
+
+
+def taken(new, incarnation, **more):
+    """A lease that is held."""
+    held = new(**more)
+    held.take(incarnation)
+    return held
+
+
+def test_the_holder_holds_it_while_it_renews(new, clock):
+    """For HOLD_S after the last renewal, and for as long as it renews."""
+    held = taken(new, "syncer.1")
+    for _ in range(10):
+        clock.now += BEAT_S
+        held.renew()
+    clock.now += HOLD_S
+    assert held.holds()
+    clock.now += 0.001
+    assert not held.holds()
+
+
+def test_a_second_one_is_refused_while_the_first_lives(new, clock, monkeypatch):
+    """The error names the one that lives."""
+    held = taken(new, "syncer.1")
+
+    def sleep(seconds):
+        clock.now += seconds
+        held.renew()
+
+    monkeypatch.setattr(lease_module.time, "sleep", sleep)
+    with pytest.raises(LeaseTakenError, match=r"syncer\.1 on .*, process \d+ acts in "):
+        new()
+
+
+def test_a_silent_holder_is_waited_for_and_then_succeeded(new, clock):
+    """The successor knows its number; the older one is told, and stays lost."""
+    old, before = taken(new, "syncer.4"), clock.now
+    found = new()
+    assert SILENT_S <= clock.now - before < SILENT_S + 1
+    assert 4 == found.predecessor
+    found.take("syncer.5")
+    for act in (old.confirm, old.renew, old.confirm):
+        with pytest.raises(LeaseLostError, match=r"^syncer\.5 on .* acts as syncer now$"):
+            act()
+    assert not old.holds()
+    assert found.holds()
+
+
+def test_one_that_was_stopped_goes_on_if_nobody_took_its_place(new, clock):
+    """It claims the next number itself, so that whoever waits sees that it lives."""
+    held = taken(new, "syncer.1")
+    clock.now += 100
+    assert not held.holds()
+    held.confirm()
+    assert held.holds()
+    clock.now += 100
+    held.renew()
+    assert held.holds()
+
+
+def test_an_end_is_not_waited_for(new, clock):
+    """Neither one that was said, nor that of a process of this host."""
+    taken(new, "syncer.1").release()
+    before = clock.now
+    assert 1 == new().predecessor
+    assert before == clock.now
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from ddloco.stage.nodes.lease import Lease
+from snapshot import open_place
+held = Lease(open_place(sys.argv[1]), "syncer", Path(sys.argv[1]))
+held.find_predecessor()
+held.take("syncer.7")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_process_of_this_host_is_succeeded_at_once(tmp_path):
+    """The kernel knows that it has ended; of a stopped one it knows that it has not."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert b"held\n" == child.stdout.readline()
+    os.kill(child.pid, signal.SIGSTOP)
+    told = []
+    stopped = Lease(open_place(tmp_path), "syncer", tmp_path, now=lambda: float(len(told)) * 99)
+    stopped.find_predecessor(told.append)
+    assert [f"process {child.pid} may still live" in each for each in told] == [True]
+    child.kill()
+    child.communicate()
+    begun = time.monotonic()
+    next_one = Lease(open_place(tmp_path), "syncer", tmp_path)
+    next_one.find_predecessor()
+    assert time.monotonic() - begun < SILENT_S / 2
+    assert 7 == next_one.predecessor
+    next_one.take("syncer.8")
+    assert 1 == len(list((tmp_path / "syncer").glob("*.lock")))
+    next_one.release()
+    assert [] == list((tmp_path / "syncer").glob("*.lock"))
+
+
+def test_of_two_successors_one_wins(new, clock):
+    """Both have waited; the claim is made only once."""
+    taken(new, "syncer.1")
+    one, other = new(), new()
+    one.take("syncer.2")
+    with pytest.raises(LeaseTakenError, match=r"syncer\.2 on"):
+        other.take("syncer.2")
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\xff\x00", b'{"incarnation":1}'])
+def test_a_damaged_claim_is_named(new, tmp_path, damage):
+    """One line, with the file."""
+    taken(new, "syncer.1")
+    (tmp_path / "syncer" / "00000001.json").write_bytes(damage)
+    with pytest.raises(StorageError, match=r"00000001\.json: no claim of a lease"):
+        new()
+
+
+def test_a_full_disk_ends_nobody(new, clock, monkeypatch):
+    """Where a beat cannot be written, no claim can be."""
+    held = taken(new, "syncer.1")
+
+    def full(*_):
+        error = StorageError("beat.json: cannot be written: No space left on device")
+        error.errno = 28
+        raise error
+
+    monkeypatch.setattr(held._place, "put", full)
+    for _ in range(10):
+        clock.now += BEAT_S
+        held.renew()
+    assert held.holds()
+
+
+def test_a_place_that_cannot_be_reached_ends_it(new, clock, monkeypatch):
+    """Once HOLD_S is over, nobody knows who acts."""
+    held = taken(new, "syncer.1")
+
+    def away(*_):
+        raise StorageError("beat.json: cannot be read: Input/output error")
+
+    for method in ("put", "stat", "create"):
+        monkeypatch.setattr(held._place, method, away)
+    clock.now += BEAT_S
+    with pytest.raises(StorageError):
+        held.renew()
+    held.confirm()
+    clock.now += HOLD_S
+    with pytest.raises(LeaseLostError, match="cannot be renewed: beat"):
+        held.confirm()
+
+
+class Place:
+    """A place in memory, before and after each access to which something may happen."""
+
+    def __init__(self, files, meanwhile):
+        self._files, self._meanwhile = files, meanwhile
+
+    def _access(self, call):
+        self._meanwhile()
+        found = call()
+        self._meanwhile()
+        return found
+
+    def path(self, name):
+        """For people."""
+        return name
+
+    def create(self, name, data):
+        """Only if it is not there."""
+        return self._access(lambda: self._files.setdefault(name, data) is data)
+
+    def put(self, name, data):
+        """In place of what was there."""
+        self._access(lambda: self._files.__setitem__(name, data))
+
+    def stat(self, name):
+        """Whether it is there."""
+        return self._access(lambda: self._files.get(name))
+
+    def files(self, folder):
+        """All names."""
+        return self._access(lambda: [name for name in self._files if name.startswith(folder)])
+
+    def open(self, name):
+        """A file with the contents."""
+
+        def found():
+            if name not in self._files:
+                raise FileNotFoundError(name)
+            return io.BytesIO(self._files[name])
+
+        return self._access(found)
+
+
+class Adversary:
+    """Processes of which each may be stopped before and after any access to the place, while
+    others go on; a stopped one stands on the stack below those that run meanwhile."""
+
+    def __init__(self, clock, seed):
+        self.clock, self.rng = clock, random.Random(seed)
+        self.running, self.held, self.files = set(), {}, {}
+        self.claims = 0
+
+    def sleep(self, seconds):
+        """A successor that waits: others go on."""
+        self.clock.now += seconds
+        self.meanwhile()
+
+    def meanwhile(self):
+        """Perhaps this process is stopped here for a while, in which others act."""
+        self.check()
+        if len(self.running) < 3 and self.rng.random() < 0.03:
+            for _ in range(self.rng.randrange(12)):
+                self.clock.now += self.rng.choice([0.1, 1.0, 2.0])
+                self.act()
+        elif self.rng.random() < 0.05:
+            self.clock.now += self.rng.choice([3.0, 7.0, 30.0])
+        self.check()
+
+    def check(self):
+        """At most one may act."""
+        holding = [who for who, each in self.held.items() if each.holds()]
+        assert len(holding) <= 1, holding
+
+    def act(self):
+        """One process that is not stopped does something."""
+        who = self.rng.randrange(4)
+        if who in self.running:
+            return
+        self.running.add(who)
+        try:
+            held = self.held.get(who)
+            if held is None:
+                made = Lease(
+                    Place(self.files, self.meanwhile), "syncer", now=lambda: self.clock.now, boot=""
+                )
+                made.find_predecessor()
+                self.held[who] = made
+                made.take(f"syncer.{made.predecessor + 1}")
+                self.claims += 1
+            elif self.rng.random() < 0.1:
+                self.held.pop(who)  # Killed.
+            else:
+                self.rng.choice([held.renew, held.renew, held.confirm])()
+        except (LeaseLostError, LeaseTakenError):
+            self.held.pop(who, None)
+        finally:
+            self.running.discard(who)
+        self.check()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_never_two(clock, monkeypatch, seed):
+    """Whatever is stopped, and for however long."""
+    adversary = Adversary(clock, seed)
+    monkeypatch.setattr(lease_module.time, "sleep", adversary.sleep)
+    monkeypatch.setattr(lease_module, "LOOK_S", 1.0)
+    for _ in range(150):
+        clock.now += adversary.rng.choice([0.5, 2.0])
+        adversary.act()
+    assert adversary.claims > 5

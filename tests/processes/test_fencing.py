@@ -1,0 +1,81 @@
+"""An engine believes that a syncer is dead, which is only stopped, and starts another one."""
+
+import signal
+import time
+
+import pytest
+
+from ddloco.stage.nodes.lease import HOLD_S, SILENT_S
+from tests.processes.conftest import replay
+from tests.processes.test_leaving import AGAIN, Started, ended
+
+SETTINGS = ("--set=job.steps=100000", "--set=task.step_s=0.02", "--set=sync.quorum=1")
+
+
+@pytest.fixture
+def started(job):
+    """Actors whose syncer may be started elsewhere, and is found by its address file."""
+    made = Started(job)
+    yield made
+    made.kill()
+
+
+def start_all(started, job):
+    """A syncer and two learners, which merge."""
+    own = [job.file.with_name(name) for name in ("learner-0", "learner-1")]
+    address = started.address = f"file:{job.run_folder}/syncer.address"
+    first = started.start("syncer", "--bind", "tcp://127.0.0.1:*", *SETTINGS)
+    for folder in own:
+        words = ("--connect", address, "--name", folder.name, *SETTINGS)
+        started.start("learner", *words, folder=folder)
+    job.wait_for("merge", 8)
+    return first
+
+
+def test_a_stopped_syncer_is_succeeded_and_writes_nothing_more(started, job):
+    """The second one goes on after SILENT_S; the first one ends with 75 when it wakes; all tapes
+    replay. A third one is refused while the second lives."""
+    first = start_all(started, job)
+    started.signal("syncer", signal.SIGSTOP)
+    begun = time.monotonic()
+    second = started.start("syncer", "--bind", "tcp://127.0.0.1:*", *SETTINGS)
+    before = len(job.merges())
+    job.wait_until(lambda: len(job.merges()) > before)
+    assert time.monotonic() - begun > SILENT_S
+    job.wait_until(lambda: len(job.merges()) > before + 8)
+
+    third = started.start("syncer", "--bind", "tcp://127.0.0.1:*", *SETTINGS)
+    said, _ = third.communicate(timeout=60)
+    assert 2 == third.returncode
+    assert "syncer.2 on" in said
+    assert f"process {second.pid} acts in" in said
+
+    first.send_signal(signal.SIGCONT)
+    said, _ = first.communicate(timeout=60)
+    assert AGAIN == first.returncode, said
+    assert "acts as syncer now" in said
+    before = len(job.merges())
+    job.wait_until(lambda: len(job.merges()) > before + 8)
+    started.running["syncer"] = second
+    assert_stops_and_replays(started, job)
+
+
+def test_a_syncer_that_was_stopped_goes_on_where_nobody_took_its_place(started, job):
+    """As after Ctrl-Z and fg."""
+    start_all(started, job)
+    started.signal("syncer", signal.SIGSTOP)
+    time.sleep(HOLD_S + 1)
+    started.signal("syncer", signal.SIGCONT)
+    before = len(job.merges())
+    job.wait_until(lambda: len(job.merges()) > before + 8)
+    assert_stops_and_replays(started, job)
+
+
+def assert_stops_and_replays(started, job):
+    """The job ends as it should, and its tapes contain all of it."""
+    stopped = started.stop()
+    assert 0 == stopped.returncode, stopped.stderr
+    for each in started.running.values():
+        ended(each, 0)
+    replayed = replay(job.run_folder)
+    assert 0 == replayed.returncode, replayed.stdout + replayed.stderr
