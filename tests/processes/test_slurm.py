@@ -1,0 +1,169 @@
+"""Jobs under a real Slurm, with the scripts that ``ddloco launch`` prints."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.installed import DDLOCO
+from tests.processes.conftest import JOB, Job, call, replay
+from tests.processes.slurm import Slurm, missing, wait_until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing()), reason=missing() or "there is Slurm"),
+]
+
+LONG = JOB.replace("learners = 2", "learners = 4").replace("steps = 40", "steps = 100000")
+LONG = LONG.replace("step_s = 0.01", "step_s = 0.05")
+MORE = f"""
+[transport]
+insecure = true
+
+[tape]
+segment_s = 1.0
+
+[launch.slurm]
+setup = "export PATH={Path(DDLOCO[0]).parent}:$PATH TMPDIR=/tmp"
+"""
+
+
+class OnSlurm:
+    """A job on a Slurm."""
+
+    def __init__(self, slurm, folder):
+        self.slurm = slurm
+        self.job = Job(folder, LONG + MORE.replace("TMPDIR=/tmp", f"TMPDIR={folder}"))
+        self.folder = self.job.run_folder
+
+    def launch(self, *more):
+        """Print the script, and run it."""
+        command = ["launch", str(self.job.file), "--on", "slurm", "--dir", str(self.folder), *more]
+        printed = call([*DDLOCO, *command])
+        assert printed.returncode == 0, printed.stderr
+        self.slurm.call("bash", "-s", text=printed.stdout)
+
+    def joined(self, name):
+        """How often a learner has joined."""
+        return sum(
+            line["event"] == "joined" and str(line.get("learner", "")).split(".")[0] == name
+            for line in self.log()
+        )
+
+    def log(self):
+        """What the syncer logged."""
+        return self.job.log() if self.folder.exists() else []
+
+    def merges(self):
+        """How many merges there were."""
+        return sum(line["event"] == "merge" for line in self.log())
+
+    def again(self, name, before):
+        """Wait until a learner has joined once more; returns after how many seconds."""
+        began = time.monotonic()
+        wait_until(lambda: self.joined(name) > before, f"{name} joins again\n{self.said()}")
+        return time.monotonic() - began
+
+    def more_merges(self, count=8):
+        """Wait for some merges."""
+        before = self.merges()
+        wait_until(lambda: self.merges() >= before + count, f"merges\n{self.said()}")
+
+    def said(self):
+        """What all scripts printed."""
+        files = sorted((self.folder / "slurm").glob("*.out"))
+        return "\n".join(f"{each.name}\n{each.read_text()[-3000:]}" for each in files)
+
+    def end(self):
+        """Stop the job; all Slurm jobs end, and the run replays."""
+        address = (self.folder / "syncer.address").read_text().strip()
+        stopped = call([*DDLOCO, "stop", address, "--timeout", "60"])
+        assert stopped.returncode == 0, stopped.stderr
+        wait_until(lambda: not self.slurm.jobs(), f"all jobs end\n{self.said()}")
+        replayed = replay(self.folder)
+        assert "difference" not in replayed.stdout.replace("no difference", "")
+        return replayed
+
+
+@pytest.fixture
+def on_slurm(tmp_path):
+    """A job of four learners at most on a Slurm of three nodes."""
+    with Slurm(tmp_path / "slurm", ("n1", "n2", "n3")) as slurm:
+        yield OnSlurm(slurm, tmp_path)
+
+
+def test_a_killed_learner_is_started_again(on_slurm):
+    """A crash is restarted under the same name; when the job ends, everything is final."""
+    on_slurm.launch("--learners", "2")
+    wait_until(lambda: on_slurm.joined("learner-1"), f"joined\n{on_slurm.said()}")
+    on_slurm.more_merges()
+
+    on_slurm.slurm.kill("learner", "learner-1")
+    print("joined again after", on_slurm.again("learner-1", 1))
+    on_slurm.more_merges()
+
+    replayed = on_slurm.end()
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+
+
+def test_a_lost_node_a_preemption_and_a_syncer_that_moves(on_slurm):
+    """Learners and the syncer come back elsewhere, each alone; no merge is lost, and it replays."""
+    on_slurm.launch("--learners", "3")
+    for n in range(3):
+        wait_until(lambda n=n: on_slurm.joined(f"learner-{n}"), f"joined\n{on_slurm.said()}")
+    on_slurm.more_merges()
+    slurm = on_slurm.slurm
+
+    host = slurm.jobs()["small-syncer"][1]
+    name, node = next(
+        (name, node)
+        for name, (_, node) in sorted(slurm.jobs().items())
+        if "learner" in name and node != host
+    )
+    learner = name.removeprefix("small-")
+    before = on_slurm.joined(learner)
+    slurm.lose_node(node)
+    print("node lost: joined after", on_slurm.again(learner, before))
+    assert slurm.jobs()[name][1] != node
+    slurm.start_node(node)
+
+    merges = on_slurm.merges()
+    began = time.monotonic()
+    slurm.call("scontrol", "requeue", slurm.id_of("small-syncer"))
+    wait_until(lambda: on_slurm.merges() > merges + 8, f"merges\n{on_slurm.said()}")
+    print("syncer moved: merged after", time.monotonic() - began)
+
+    joined = {f"learner-{n}": on_slurm.joined(f"learner-{n}") for n in range(3)}
+    slurm.call(
+        "sbatch", "--partition=urgent", "--exclusive", "--nodes=1", f"--nodelist={host}",
+        "--output=/dev/null", "--wrap=sleep 20",
+    )  # fmt: skip
+    wait_until(lambda: slurm.jobs().get("wrap", ("",))[0] == "RUNNING", "the urgent job runs")
+    on_slurm.more_merges(16)
+    print("preempted", joined, {name: on_slurm.joined(name) for name in joined})
+
+    replayed = on_slurm.end()
+    print(replayed.returncode, replayed.stdout[-1500:])
+
+
+def test_more_learners_and_fewer_for_good(on_slurm):
+    """A further array adds learners; those with the highest numbers leave and stay away."""
+    on_slurm.launch("--learners", "2")
+    wait_until(lambda: on_slurm.joined("learner-1"), f"joined\n{on_slurm.said()}")
+
+    began = time.monotonic()
+    on_slurm.launch("--learners", "2", "--scale", "4")
+    for name in ("learner-2", "learner-3"):
+        wait_until(lambda name=name: on_slurm.joined(name), f"joined\n{on_slurm.said()}")
+    print("more learners: joined after", time.monotonic() - began)
+    on_slurm.more_merges()
+
+    on_slurm.launch("--learners", "4", "--scale", "1")
+    alone = {"small-syncer", "small-learner-0"}
+    wait_until(lambda: set(on_slurm.slurm.jobs()) == alone, f"they leave\n{on_slurm.said()}")
+    on_slurm.more_merges()
+    time.sleep(3.0)  # Slurm starts a job that was requeued after one second.
+    assert set(on_slurm.slurm.jobs()) == alone
+
+    replayed = on_slurm.end()
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
