@@ -1,1 +1,1 @@
-"""What engines that place and restart processes need to run a job: Slurm and Kubernetes."""
+"""What engines that place and restart processes need to run a job: Slurm, Kubernetes, a shell."""
