@@ -177,13 +177,13 @@ Copy public.toml to every host, and each NAME.key only to the host of that actor
 readable by its owner only (chmod 600). Run again, the command adds missing keys.""", run="keys"),
 Command("launch", "start a job with an engine that places and restarts its processes", """
 job JOB.toml:path                 the job file
---on (local|slurm|kubernetes)!    the engine
+--on (local|slurm|kubernetes|ray)!  the engine
 --dir=folder RUN:path!            run folder; with slurm in a folder that all hosts share
 @overrides
 --learners N:int                  how many learners (default: job.learners)
 --scale N:int                     of a running job with --learners: make them N
 ~--print                          print what the engine is given (default)
-~--submit                         give it to the engine: to bash, which calls sbatch, or to kubectl
+~--submit                         give it to bash, kubectl or Python
 """, more=LAUNCH, run="launch"),
 Command("status", "show the state of running syncers, and who waits for whom", """
 addresses ADDRESS+                a syncer: tcp://127.0.0.1:5555; with --at a run folder

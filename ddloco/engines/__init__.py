@@ -1,1 +1,1 @@
-"""What engines that place and restart processes need to run a job: Slurm, Kubernetes, a shell."""
+"""What an engine needs to run the processes of a job: Slurm, Kubernetes, Ray, or a shell."""

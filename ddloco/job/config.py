@@ -344,6 +344,16 @@ class Kubernetes(Section, frozen=True):
     learner_container: dict[str, Any] = {}
 
 
+class Ray(Section, frozen=True):
+    """``[launch.ray]``: what ``ddloco launch --on ray`` asks of the cluster.
+
+    Attributes:
+        resources: what Ray gives each learner: CPU (by default 1), GPU, and the cluster's own.
+    """
+
+    resources: dict[str, Annotated[float, Meta(ge=0.0, le=LARGE)]] = {}
+
+
 class Launch(Section, frozen=True):
     """``[launch]``: what an engine that places and restarts processes is told beside the job.
 
@@ -352,6 +362,7 @@ class Launch(Section, frozen=True):
 
     slurm: Slurm = Slurm()
     kubernetes: Kubernetes = Kubernetes()
+    ray: Ray = Ray()
 
 
 class _LaunchOnly(Section, frozen=True):
