@@ -102,6 +102,10 @@ def _check(order: Order) -> None:
     if not transport.keys and not transport.insecure:
         said = "missing; a syncer listens to other hosts with keys, or with transport.insecure"
         raise ConfigError(f"transport.keys: {said}")
+    for path in (order.folder, order.here):
+        # Slurm replaces % in the name of an output, and has quotes of its own.
+        if set(str(path)) & set("%'\"\\"):
+            raise ConfigError(f"{path}: Slurm needs a path without quotes, backslashes and %")
     lines = table.setup.splitlines()
     if END in lines:
         raise ConfigError(f"launch.slurm.setup: no line may be {END}, which ends the script")

@@ -55,7 +55,7 @@ def test_each_actor_is_a_job_of_its_own(launched, tmp_path):
 
 
 @pytest.mark.parametrize("more", [(), ("--learners", "3", "--scale", "6"), ("--scale", "2")])
-@pytest.mark.parametrize("folder", ["run", "a folder's name with $HOME"])
+@pytest.mark.parametrize("folder", ["run", "a folder with $HOME"])
 def test_the_shell_reads_it(launched, more, folder):
     """Bash parses the text and each script in it; shellcheck has nothing to say, where it is."""
     code, text, _ = launched("--on", "slurm", *more, "--set=job.seed=3", folder=folder)
@@ -75,6 +75,15 @@ def test_the_shell_reads_it(launched, more, folder):
                 check=False,
             )
             assert checked.stdout == ""
+
+
+@pytest.mark.parametrize("folder", ["it's", 'a "b"', "50%"])
+def test_paths_that_slurm_reads_otherwise(launched, folder):
+    """Slurm has its own quotes, and replaces %; such a path is refused in one line."""
+    code, out, err = launched("--on", "slurm", folder=folder)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "Slurm needs a path without quotes, backslashes and %" in err
 
 
 def run_script(script, tmp_path, code):
