@@ -17,6 +17,9 @@ from ddloco.stage.files.toml import ConfigError
 HEAD = {"node:__internal_head__": 0.001}
 """The resource that only the head node has."""
 
+NAMESPACE = "ddloco"
+"""Of the detached actors, so that they are found from any program."""
+
 REPLY_S = 30.0
 """For a keeper or the board to answer."""
 
@@ -84,7 +87,11 @@ class ClusterJob:
         self._options = [f"--set={each}" for each in overrides]
         self._mark = f"{job.job.name}-{uuid.uuid4().hex[:8]}"
         board = ray.remote(Board).options(
-            name=f"{self._mark}-board", lifetime="detached", num_cpus=0, resources=HEAD
+            name=f"{self._mark}-board",
+            lifetime="detached",
+            namespace=NAMESPACE,
+            num_cpus=0,
+            resources=HEAD,
         )
         self._board = board.remote()
         self.keepers: dict[str, Any] = {name: self._keeper(name, {}) for name in job.syncer_names()}
@@ -149,6 +156,7 @@ class ClusterJob:
         made = self._ray.remote(Keeper).options(
             name=f"{self._mark}-{name}",
             lifetime="detached",
+            namespace=NAMESPACE,
             max_restarts=-1,
             num_cpus=resources.get("CPU", 1),
             num_gpus=resources.get("GPU", 0),
