@@ -19,7 +19,7 @@ from unittest.mock import patch
 import msgspec
 
 from ddloco.cli.parser import parser
-from ddloco.job.config import Job
+from ddloco.job.config import Job, Kubernetes, Launch, Ray, Slurm
 from ddloco.stage.files.faults import Fault, Storm
 
 COLUMNS = "100"
@@ -72,8 +72,17 @@ def configuration() -> str:
             pages.append(_table("[learner.NAME]", typing.get_args(table)[1]))
         else:
             pages.append(_table(f"[{name}]", table))
+    pages += _launch()
     pages += [_table("[[chaos.fault]]", Fault), _table("[[chaos.storm]]", Storm)]
     return "\n".join(pages)
+
+
+def _launch() -> list[str]:
+    """Return the sections of ``[launch]``, which is no part of the job."""
+    about = inspect.cleandoc(Launch.__doc__ or "").partition(": ")[2]
+    head = f"## `[launch]`\n\n{_markdown(' '.join((about[:1].upper() + about[1:]).split()))}\n"
+    tables = {"slurm": Slurm, "kubernetes": Kubernetes, "ray": Ray}
+    return [head, *(_table(f"[launch.{name}]", table) for name, table in tables.items())]
 
 
 def _table(title: str, table: type[msgspec.Struct]) -> str:

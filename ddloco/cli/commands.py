@@ -20,7 +20,7 @@ are indented.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddloco.cli.help_text import INIT, PERFORM_MORE, RUN_MORE, SIMULATIONS, SNAPSHOTS, WHY
+from ddloco.cli.help_text import INIT, LAUNCH, PERFORM_MORE, RUN_MORE, SIMULATIONS, SNAPSHOTS, WHY
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,16 @@ folder DIR:path                   where to; a new folder, or one made by keys
 """, more="""\
 Copy public.toml to every host, and each NAME.key only to the host of that actor,
 readable by its owner only (chmod 600). Run again, the command adds missing keys.""", run="keys"),
+Command("launch", "start a job with an engine that places and restarts its processes", """
+job JOB.toml:path                 the job file
+--on (local|slurm|kubernetes|ray)!  the engine
+--dir=folder RUN:path!            run folder; with slurm in a folder that all hosts share
+@overrides
+--learners N:int                  how many learners (default: job.learners)
+--scale N:int                     of a running job with --learners: make them N
+~--print                          print what the engine is given (default)
+~--submit                         give it to bash, kubectl or Python
+""", more=LAUNCH, run="launch"),
 Command("status", "show the state of running syncers, and who waits for whom", """
 addresses ADDRESS+                a syncer: tcp://127.0.0.1:5555; with --at a run folder
 --at EVENT                        of a recorded run: the state of all actors as an event knew it:

@@ -67,6 +67,16 @@ A second Ctrl-C ends it at once; the tapes can still be replayed.
 
 examples/chaos.toml shows every kind of fault."""
 
+LAUNCH = """\
+The output is one file to read, edit, keep and submit. [launch] of the job file has what the
+cluster needs, such as partitions, images and GPUs; `ddloco docs clusters` has more.
+
+  ddloco launch job.toml --on slurm --learners 8 --dir /shared/first > first.sh
+  bash first.sh
+  ddloco launch job.toml --on slurm --learners 8 --scale 12 --dir /shared/first --submit
+
+Exit code 0: printed or submitted. 1: the engine's client failed. 2: the input was bad."""
+
 PERFORM_MORE = """\
 The function returns the actors, their messages and their computations; transport, clocks,
 tapes, replay and snapshots come with ddloco. examples/parameter_server.py is one, and

@@ -26,6 +26,7 @@ MODULES = {
     "doctor": ("doctor",),
     "examples": ("init",),
     "keys": ("keys",),
+    "launch": ("launch",),
     "observe": ("observe", "status", "stop"),
     "perform": ("perform",),
     "replay": ("replay",),

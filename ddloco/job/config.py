@@ -306,6 +306,71 @@ class LearnerTable(Section, frozen=True):
     env: dict[str, str] = {}
 
 
+class Slurm(Section, frozen=True):
+    """``[launch.slurm]``: what ``ddloco launch --on slurm`` writes for this cluster.
+
+    Attributes:
+        sbatch: options of sbatch for all actors, such as "--partition=gpu".
+        syncer: more of them for syncers.
+        learner: more of them for learners, such as "--gpus=1".
+        setup: lines of bash that come before ddloco, such as "source venv/bin/activate".
+    """
+
+    sbatch: tuple[str, ...] = ()
+    syncer: tuple[str, ...] = ()
+    learner: tuple[str, ...] = ()
+    setup: str = ""
+
+
+class Kubernetes(Section, frozen=True):
+    """``[launch.kubernetes]``: what ``ddloco launch --on kubernetes`` writes for this cluster.
+
+    Attributes:
+        image: the container image, with ddloco and the task.
+        secret: the name of the Secret with the folder that ``ddloco keys`` made; empty for none.
+        storage: the size of each syncer's volume.
+        syncer_pod: fields of the syncers' pod, such as nodeSelector, as Kubernetes names them.
+        syncer_container: fields of their container, such as resources.
+        learner_pod: fields of the learners' pod.
+        learner_container: fields of their container.
+    """
+
+    image: str = ""
+    secret: str = ""
+    storage: str = "100Gi"
+    syncer_pod: dict[str, Any] = {}
+    syncer_container: dict[str, Any] = {}
+    learner_pod: dict[str, Any] = {}
+    learner_container: dict[str, Any] = {}
+
+
+class Ray(Section, frozen=True):
+    """``[launch.ray]``: what ``ddloco launch --on ray`` asks of the cluster.
+
+    Attributes:
+        resources: what Ray gives each learner: CPU (by default 1), GPU, and the cluster's own.
+    """
+
+    resources: dict[str, Annotated[float, Meta(ge=0.0, le=LARGE)]] = {}
+
+
+class Launch(Section, frozen=True):
+    """``[launch]``: what an engine that places and restarts processes is told beside the job.
+
+    No actor reads it, so it belongs neither to the job's id nor to what a run records.
+    """
+
+    slurm: Slurm = Slurm()
+    kubernetes: Kubernetes = Kubernetes()
+    ray: Ray = Ray()
+
+
+class _LaunchOnly(Section, frozen=True):
+    """The part of a job file that is no part of the job."""
+
+    launch: Launch = Launch()
+
+
 class Job(Section, frozen=True):
     """A whole job file, resolved."""
 
@@ -447,13 +512,34 @@ def load_job(path: Path, overrides: Sequence[str] = (), chaos: Path | None = Non
 
     def check(changed: Any, source: str) -> Job:
         if chaos is not None:
-            job = convert(changed, Job, source)
+            job = convert(_job_only(changed), Job, source)
             problem = impossible(job.chaos, job.learner_names(), job.syncer_names())
             if problem is not None:
                 raise ConfigError(f"{chaos}: {problem}")
         return job_from(changed, source)
 
     return with_overrides(plain, overrides, check, str(path))
+
+
+def load_launch(path: Path, overrides: Sequence[str] = ()) -> Launch:
+    """Read the ``[launch]`` of a job file that ``load_job`` accepts.
+
+    Raises:
+        ConfigError: as for ``load_job``.
+    """
+    return with_overrides(read_toml(path), overrides, _launch_from, str(path))
+
+
+def _launch_from(plain: Any, source: str) -> Launch:
+    launch = {"launch": plain["launch"]} if isinstance(plain, dict) and "launch" in plain else {}
+    return convert(launch, _LaunchOnly, source).launch
+
+
+def _job_only(plain: Any) -> Any:
+    """Plain data without ``[launch]``, which no actor reads."""
+    if not isinstance(plain, dict):
+        return plain
+    return {key: each for key, each in plain.items() if key != "launch"}
 
 
 def with_overrides(
@@ -511,7 +597,8 @@ def job_from(plain: Any, source: str) -> Job:
     Raises:
         ConfigError: as for ``load_job``.
     """
-    job = convert(_with_usual_outer(plain), Job, source, sort_keys=True)
+    _launch_from(plain, source)
+    job = convert(_with_usual_outer(_job_only(plain)), Job, source, sort_keys=True)
     problem = _contradiction(job)
     if problem:
         raise ConfigError(f"{source}: {problem}")

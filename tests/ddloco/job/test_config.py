@@ -9,7 +9,7 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddloco.job.config import PRESETS, Job, LearnerTable, Worker, job_from, load_job
+from ddloco.job.config import PRESETS, Job, LearnerTable, Worker, job_from, load_job, load_launch
 from ddloco.job.protocol.fragment_plan import Leaf
 from ddloco.stage.files.toml import ConfigError
 
@@ -520,3 +520,21 @@ def test_a_preset_says_which_outer_optimizer(name):
     said = f'outer.optimizer: adam, and outer.preset = "{name}" means nesterov'
     with pytest.raises(ConfigError, match=said):
         job_from(plain, "job.toml")
+
+
+def test_launch_is_no_part_of_the_job(tmp_path):
+    """What an engine is told changes neither the job's id nor what is recorded."""
+    (tmp_path / "job.toml").write_text('[job]\ntask = "a:b"\n')
+    plain = load_job(tmp_path / "job.toml")
+    (tmp_path / "job.toml").write_text(
+        '[job]\ntask = "a:b"\n[launch.slurm]\nsbatch = ["--partition=gpu"]\n'
+    )
+    told = load_job(tmp_path / "job.toml")
+
+    assert told == plain
+    assert told.id == plain.id
+    assert "launch" not in told.as_plain()
+    assert load_launch(tmp_path / "job.toml").slurm.sbatch == ("--partition=gpu",)
+    override = "--set launch.slurm.sbatch=1"
+    with pytest.raises(ConfigError, match=override):
+        load_job(tmp_path / "job.toml", ["launch.slurm.sbatch=1"])

@@ -62,7 +62,7 @@ def taken(new, incarnation, **more):
 def test_the_holder_holds_it_while_it_renews(new, clock):
     """For HOLD_S after the last renewal, and for as long as it renews."""
     held = taken(new, "syncer.1")
-    for _ in range(10):
+    for _ in range(20):
         clock.now += BEAT_S
         held.renew()
     clock.now += HOLD_S

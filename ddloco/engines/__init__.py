@@ -1,0 +1,1 @@
+"""What an engine needs to run the processes of a job: Slurm, Kubernetes, Ray, or a shell."""

@@ -1,0 +1,64 @@
+"""What an engine is asked to start: the actors of a job, where they run, and what they are told."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddloco.job.config import Job, Launch
+from ddloco.stage.files.toml import ConfigError
+
+
+@dataclass(frozen=True)
+class Order:
+    """A job for an engine.
+
+    Attributes:
+        job: the job.
+        settings: its ``[launch]``.
+        file: the absolute path of the job file.
+        folder: the absolute path of the run folder.
+        here: the folder from which the task is imported.
+        learners: how many learners.
+        overrides: of the job file, from the command line.
+    """
+
+    job: Job
+    settings: Launch
+    file: Path
+    folder: Path
+    here: Path
+    learners: int
+    overrides: Sequence[str] = ()
+
+    @property
+    def sets(self) -> list[str]:
+        """The overrides as options of a command."""
+        return [f"--set={each}" for each in self.overrides]
+
+
+def check_order(order: Order) -> None:
+    """Refuse what no engine could carry out.
+
+    Raises:
+        ConfigError: there are more learners than the job has, or a path has more than one line.
+    """
+    check_count("--learners", order.learners, order.job)
+    for path in (order.file, order.folder, order.here):
+        if not str(path).isprintable():
+            raise ConfigError(f"{str(path)!a}: want a path of printable characters")
+
+
+def check_count(option: str, count: int, job: Job) -> None:
+    """Check a number of learners.
+
+    Raises:
+        ConfigError: the job has fewer names, or it is none.
+    """
+    if not 1 <= count <= job.job.learners:
+        raise ConfigError(f"{option} {count}: want 1 to {job.job.learners}, which is job.learners")
+
+
+def quoted(words: Sequence[str]) -> str:
+    """Words as a shell reads them."""
+    return " ".join(shlex.quote(each) for each in words)
