@@ -131,6 +131,8 @@ job JOB.toml:path                 the job file
 --connect ADDRESS                 syncer-0, for the other shards
 --advertise ADDRESS               where others reach it, for RUN/syncer.address: tcp://host:5555,
                                   or tcp://host:* with the port that --bind got
+--standby                         wait while another process acts as this syncer in RUN, and take
+                                  its place ten seconds after its last sign of life
 --patience SECONDS:float[3600.0]  leave with exit code 75 after so many seconds with no learner; 0
                                   waits forever (default: 3600)
 @actor

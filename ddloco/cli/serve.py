@@ -4,6 +4,7 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import trio
@@ -44,7 +45,8 @@ def syncer(given: argparse.Namespace) -> int:
         terms = replace(
             _terms(given),
             advertise=given.advertise,
-            over=past_end(job, given.folder, name) if lead else "",
+            standby=given.standby,
+            over=partial(past_end, job, given.folder, name) if lead else str,
         )
         losses = LossLog(job, given.folder)
         if not given.with_parent:
@@ -54,7 +56,7 @@ def syncer(given: argparse.Namespace) -> int:
         program = replace(program_of(job), fresh_learners=fresh)
         addresses = {name: given.bind, **({} if lead else {job.syncer_names()[0]: given.connect})}
         finish = await serve_role(program, name, given.folder, addresses, terms)
-        if lead and not given.with_parent and not terms.over:
+        if lead and not given.with_parent and not terms.over():
             losses.draw()
         return finish
 

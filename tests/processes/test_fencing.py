@@ -1,5 +1,6 @@
 """An engine believes that a syncer is dead, which is only stopped, and starts another one."""
 
+import os
 import signal
 import time
 
@@ -71,11 +72,29 @@ def test_a_syncer_that_was_stopped_goes_on_where_nobody_took_its_place(started, 
     assert_stops_and_replays(started, job)
 
 
+def test_a_standby_takes_over_and_another_one_ends_with_the_job(started, job):
+    """It acts as the next incarnation; no merge is lost or made twice."""
+    first = start_all(started, job)
+    standby = started.start("syncer", "--bind", "tcp://127.0.0.1:*", "--standby", *SETTINGS)
+    time.sleep(SILENT_S + 1)
+    assert standby.poll() is None
+    os.killpg(first.pid, signal.SIGKILL)
+    before = job.merges()
+    job.wait_until(lambda: len(job.merges()) > len(before) + 8)
+    steps = [each["t"] for each in job.merges()]
+    assert steps == sorted(set(steps))
+    started.running["standby"] = standby
+    started.start("syncer", "--bind", "tcp://127.0.0.1:*", "--standby", *SETTINGS)
+    said = assert_stops_and_replays(started, job)
+    assert f"process {first.pid} acts: wait for its end" in said["standby"]
+    assert "stopped: asked to stop by an observer" in said["syncer"]
+
+
 def assert_stops_and_replays(started, job):
-    """The job ends as it should, and its tapes contain all of it."""
+    """The job ends as it should, and its tapes contain all of it; returns what was printed."""
     stopped = started.stop()
     assert 0 == stopped.returncode, stopped.stderr
-    for each in started.running.values():
-        ended(each, 0)
+    said = {name: ended(each, 0) for name, each in started.running.items()}
     replayed = replay(job.run_folder)
     assert 0 == replayed.returncode, replayed.stdout + replayed.stderr
+    return said

@@ -21,7 +21,6 @@ import os
 import platform
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +30,7 @@ import msgspec
 import trio
 
 from clocks import SuspendAwareTime, number_of
+from ddloco.stage.actors.effects import Finish, Status
 from snapshot import Place, StorageError
 
 BEAT_S = 2.0
@@ -48,6 +48,12 @@ LOOK_S = 0.25
 
 CLAIMS_MAX = 10**8
 """The first number that has no name; a claim every second reaches it in three years."""
+
+REASON_CHARS_MAX = 1000
+"""The longest reason of an end in a beat."""
+
+INTERRUPTED = Finish("left", "interrupted")
+"""How a process has ended that did not come to say how."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a full disk. Where the holder cannot write a beat, nobody can write a claim."""
@@ -97,12 +103,14 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         claim: the number of the claim.
         count: different from that of the beat before.
-        ended: the holder has ended, and will not write again.
+        ended: how the holder has ended, which will not write again; None while it acts.
+        reason: why it has ended.
     """
 
     claim: int
     count: int
-    ended: bool = False
+    ended: Status | None = None
+    reason: str = ""
 
 
 T = TypeVar("T")
@@ -132,6 +140,7 @@ class Lease:
 
     Attributes:
         predecessor: the number of the last holder's incarnation; 0 if there was none.
+        finish: how the last holder has ended, if that is known and it is not to be started again.
     """
 
     def __init__(
@@ -151,6 +160,9 @@ class Lease:
         self._nonce = secrets.token_hex(8)
         self._mutex = threading.Lock()
         self.predecessor = 0
+        self.finish: Finish | None = None
+        self._seen: tuple[int, Claim | None, Beat | None] | None = None
+        self._since = float("inf")
         self._number = 0
         self._claim: Claim | None = None
         self._beats = 0
@@ -160,36 +172,37 @@ class Lease:
 
     # To become the holder.
 
-    def find_predecessor(self, waiting: Callable[[str], None] = lambda _: None) -> None:
-        """Return once the last holder, if there was one, acts no more.
+    def look(self, *, standby: bool = False) -> Claim | None:
+        """Look whether the last holder acts; to be repeated every LOOK_S until it does not.
 
         Args:
-            waiting: called with a sentence if it has to be waited for.
+            standby: the caller waits for as long as the holder lives.
+
+        Returns:
+            The claim of the last holder, or None once it acts no more, or there was none.
 
         Raises:
-            LeaseTakenError: it lives.
+            LeaseTakenError: it lives, and the caller is not a standby.
             StorageError: the place cannot be read.
         """
+        silent = self._now() - self._since >= SILENT_S  # Before the look, which may take long.
         number, claim = self._newest()
-        seen = self._signs(number)
-        since, looks = self._now(), 0
-        while claim is not None and not self._has_ended(number, claim):
-            if looks == 1:
-                waiting(f"{claim.said} may still live: wait {SILENT_S:g} s for a sign of it")
-            silent = self._now() - since >= SILENT_S  # Before the look, which may take long.
-            newest = self._newest()
-            if (*newest, self._signs(newest[0])) != (number, claim, seen):
-                who = newest[1].said if newest[1] is not None else self._name
+        beat = self._signs(number)
+        signs = number, claim, beat
+        if claim is None or self._has_ended(claim, beat) or (silent and signs == self._seen):
+            self._number = number
+            self.predecessor = number_of(claim.incarnation) if claim is not None else 0
+            if beat is not None and beat.ended not in (None, "left"):
+                self.finish = Finish(beat.ended, beat.reason)
+            return None
+        if signs != self._seen:
+            if self._seen is not None and not standby:
                 raise LeaseTakenError(
-                    f"{who} acts in {self._place.path(self._name)} now: stop it first, or use "
-                    "another folder"
+                    f"{claim.said} acts in {self._place.path(self._name)} now: stop it first, use "
+                    "another folder, or start a --standby"
                 )
-            if silent:
-                break
-            looks += 1
-            time.sleep(LOOK_S)
-        self._number = number
-        self.predecessor = number_of(claim.incarnation) if claim is not None else 0
+            self._seen, self._since = signs, self._now()
+        return claim
 
     def take(self, incarnation: str) -> None:
         """Claim the number after the predecessor's.
@@ -262,11 +275,11 @@ class Lease:
                 note("lease not renewed", {"reason": str(error)})
             await trio.sleep(BEAT_S)
 
-    def release(self) -> None:
-        """Say that the holder has ended, so that no successor has to wait."""
+    def close(self, finish: Finish = INTERRUPTED) -> None:
+        """Say how the holder has ended, so that no successor has to wait."""
         with self._mutex, suppress(OSError):
             if not self._lost and self._claim is not None:
-                self._beat(ended=True)
+                self._beat(finish.status, finish.reason[:REASON_CHARS_MAX])
         if self._lock is not None:
             Path(self._lock.name).unlink(missing_ok=True)
             self._lock.close()
@@ -283,9 +296,9 @@ class Lease:
         self._number, self._renewed = number, began
         self._beat()
 
-    def _beat(self, *, ended: bool = False) -> None:
+    def _beat(self, ended: Status | None = None, reason: str = "") -> None:
         self._beats += 1
-        beat = Beat(self._number, self._beats, ended)
+        beat = Beat(self._number, self._beats, ended, reason)
         self._place.put(f"{self._name}/beat.json", msgspec.json.encode(beat))
 
     def _lose(self) -> None:
@@ -297,11 +310,10 @@ class Lease:
         if self._lost:
             raise LeaseLostError(self._lost)
 
-    def _has_ended(self, number: int, claim: Claim) -> bool:
+    def _has_ended(self, claim: Claim, beat: Beat | None) -> bool:
         """Whether a holder is known to have ended: it has said so, or its process, which was of
         this host, has no lock any more."""
-        beat = self._signs(number)
-        if beat is not None and beat.claim == number and beat.ended:
+        if beat is not None and beat.ended is not None:
             return True
         if claim.boot != self._boot or self._locks is None:
             return False
@@ -327,9 +339,10 @@ class Lease:
         return [int(each.stem) for each in names if each.suffix == ".json" and each.stem.isdigit()]
 
     def _signs(self, number: int) -> Beat | None:
-        """The newest beat; None before the first one, or if it is being written."""
+        """The newest beat of a claim; None before the first one, or if it is being written."""
         with suppress(StorageError):
-            return self._read(f"{self._name}/beat.json", _beat_of) if number else None
+            beat = self._read(f"{self._name}/beat.json", _beat_of) if number else None
+            return beat if beat is not None and beat.claim == number else None
         return None
 
     def _read(self, name: str, decode: Callable[[bytes], T]) -> T:

@@ -2,8 +2,8 @@
 
 import ipaddress
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from ddloco.stage.nodes.incarnation_grants import (
     want_of,
 )
 from ddloco.stage.nodes.incarnation_registrar import Record, RecordError, Registrar, newest_on_tape
-from ddloco.stage.nodes.lease import Lease, LeaseTakenError
+from ddloco.stage.nodes.lease import INTERRUPTED, LOOK_S, SILENT_S, Lease, LeaseTakenError
 from ddloco.stage.nodes.node import HostedActor, Notes
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
@@ -46,7 +46,7 @@ from ddloco.stage.tapes.side_channel import SideChannel
 from snapshot import SnapshotError, open_place
 from transport.zeromq import ZmqEndpoint, open_context
 
-LOOK_S = 1.0
+LINKS_LOOK_S = 1.0
 """Interval, in seconds, at which an actor's links are checked."""
 
 LEAVE_LINGER_S = 1.0
@@ -65,7 +65,8 @@ class Terms:
         alone: of a learner: the job has gone on without it, and only its own state is that of the
             snapshot.
         trust: whether the user trusts who writes where the snapshot is.
-        over: of the lead: why there is nothing left to do; every actor that asks is told.
+        standby: of an actor that others dial: wait for as long as another process acts as it.
+        over: of the lead: why there is nothing left to do, if so; every actor that asks is told.
         signals: whether it hears the process's signals; otherwise the caller does.
         listening: called with the address of an actor that listens, once it is in its file.
         beside: what runs beside the actor, such as a display.
@@ -77,7 +78,8 @@ class Terms:
     advertise: str = ""
     alone: bool = False
     trust: bool = False
-    over: str = ""
+    standby: bool = False
+    over: Callable[[], str] = str
     signals: bool = True
     listening: Callable[[str], None] = lambda _: None
     beside: Sequence[Callable[[HostedActor], Awaitable[None]]] = ()
@@ -108,16 +110,41 @@ async def serve_role(
         ConfigError: an address cannot be used, or is open to everyone without keys or a word; or
             the keys cannot be used.
     """
+    fenced = name == program.lead or not program.listeners or name in program.listeners
+    if not fenced:
+        return await _act(program, name, folder, addresses, terms, lease=None)
+    lease, finish = Lease(open_place(folder / LEASE), name, folder / LEASE), INTERRUPTED
+    try:
+        left = await _unless_left(partial(_succeed, lease, terms), terms)
+        if isinstance(left, Finish):
+            return left
+        if terms.standby and lease.finish is not None:
+            return lease.finish
+        finish = await _act(program, name, folder, addresses, terms, lease=lease)
+        return finish
+    finally:
+        lease.close(finish)
+
+
+async def _act(
+    program: Runnable,
+    name: str,
+    folder: Path,
+    addresses: Mapping[str, str],
+    terms: Terms,
+    *,
+    lease: Lease | None,
+) -> Finish:
+    """Run one actor, whose predecessor acts no more."""
     leads, listens = name == program.lead or not program.listeners, name in program.listeners
-    curve = program.curve(name)
-    fenced = leads or listens
-    async with open_context() as context, _leased(folder, name if fenced else "") as lease:
-        endpoint = new_endpoint(context, curve)
+    async with open_context() as context:
+        endpoint = new_endpoint(context, program.curve(name))
         address = await _listen(program, endpoint, name, addresses[name]) if listens else ""
         if leads:
-            if terms.over:
+            over = terms.over()
+            if over:
                 write_address(folder, name, address, terms.advertise)
-                return await _over(endpoint, terms)
+                return await _over(endpoint, over, terms)
             incarnation, start_point = who_leads(program, name, folder, terms, lease)
         else:
             asked = context, addresses[program.lead]
@@ -139,25 +166,27 @@ async def serve_role(
         return await _serve(hosted, endpoint, terms, granting)
 
 
-@asynccontextmanager
-async def _leased(folder: Path, name: str) -> AsyncIterator[Lease | None]:
-    """The lease of an actor whose predecessor acts no more, not taken yet; None without a name."""
-    if not name:
-        yield None
-        return
-    lease = Lease(open_place(folder / LEASE), name, folder / LEASE)
+async def _succeed(lease: Lease, terms: Terms) -> Granted:
+    """Return once the predecessor acts no more.
 
-    def say(waiting: str) -> None:
-        SafeConsole(stderr=True, markup=False).print(waiting, soft_wrap=True)
-
+    Raises:
+        ConfigError: it lives, and this is no standby.
+    """
+    console, told = SafeConsole(stderr=True, markup=False), ""
+    look = partial(lease.look, standby=terms.standby)
     try:
-        await trio.to_thread.run_sync(lease.find_predecessor, say)
+        claim = await trio.to_thread.run_sync(look)
+        while claim is not None:
+            if claim.said != told:
+                told = claim.said
+                does = "acts" if terms.standby else "may still live"
+                waits = "its end" if terms.standby else f"{SILENT_S:g} s for a sign of it"
+                console.print(f"{told} {does}: wait for {waits}", soft_wrap=True)
+            await trio.sleep(LOOK_S)
+            claim = await trio.to_thread.run_sync(look)
     except LeaseTakenError as error:
         raise ConfigError(str(error)) from None
-    try:
-        yield lease
-    finally:
-        lease.release()
+    return Granted(0)
 
 
 def _take(lease: Lease, incarnation: str) -> None:
@@ -230,16 +259,16 @@ async def _hosted(
     return hosted, granting
 
 
-async def _over(endpoint: ZmqEndpoint, terms: Terms) -> Finish:
+async def _over(endpoint: ZmqEndpoint, over: str, terms: Terms) -> Finish:
     """Tell every actor that asks that the job is done, until this process is stopped."""
 
     async def tell() -> Granted:
-        await tell_late(endpoint, terms.over)
+        await tell_late(endpoint, over)
         return Granted(0)
 
     await _unless_left(tell, terms)
     await endpoint.aclose()
-    return Finish("done", terms.over)
+    return Finish("done", over)
 
 
 async def _number(
@@ -273,19 +302,15 @@ async def _number(
     )
     try:
         answer = await _unless_left(ask, terms)
-    except Exception as error:
-        match first_of(error):
-            case OSError() as found:
-                option = program.address_option(lead, address, listens=False)
-                raise ConfigError(f"{option}: {found.strerror}") from None
-            case DeniedError() as found:
-                return Finish("bad-input", str(found))
-            case OverError() as found:
-                return Finish("done", str(found))
-            case SilentError() as found:
-                return Finish("left", str(found))
-            case _:
-                raise
+    except OSError as error:
+        option = program.address_option(lead, address, listens=False)
+        raise ConfigError(f"{option}: {error.strerror}") from None
+    except DeniedError as error:
+        return Finish("bad-input", str(error))
+    except OverError as error:
+        return Finish("done", str(error))
+    except SilentError as error:
+        return Finish("left", str(error))
     finally:
         await endpoint.aclose()
     if isinstance(answer, Finish):
@@ -318,21 +343,28 @@ def refuse_unshared(program: Runnable, folder: Path) -> None:
 
 
 async def _unless_left(ask: Callable[[], Awaitable[Granted]], terms: Terms) -> Granted | Finish:
-    """The answer, or how this process ends if it must leave before there is one."""
+    """The answer, or how this process ends if it must leave before there is one.
+
+    Raises:
+        Exception: what ``ask`` raises, in no group.
+    """
     left: list[Finish] = []
     answers: list[Granted] = []
-    async with trio.open_nursery() as nursery:
+    try:
+        async with trio.open_nursery() as nursery:
 
-        def leave(reason: str) -> None:
-            left.append(Finish("left", reason))
+            def leave(reason: str) -> None:
+                left.append(Finish("left", reason))
+                nursery.cancel_scope.cancel()
+
+            if terms.signals:
+                nursery.start_soon(stop_on_signal, leave, leave)
+            if terms.with_parent:
+                nursery.start_soon(stop_with_parent, leave, leave)
+            answers.append(await ask())
             nursery.cancel_scope.cancel()
-
-        if terms.signals:
-            nursery.start_soon(stop_on_signal, leave, leave)
-        if terms.with_parent:
-            nursery.start_soon(stop_with_parent, leave, leave)
-        answers.append(await ask())
-        nursery.cancel_scope.cancel()
+    except ExceptionGroup as group:
+        raise first_of(group) from None
     return answers[0] if answers else left[0]
 
 
@@ -376,7 +408,7 @@ async def leave_when_alone(hosted: HostedActor, patience_s: float) -> None:
     """
     since = trio.current_time()
     while patience_s < math.inf:
-        await trio.sleep(min(LOOK_S, patience_s / 4))
+        await trio.sleep(min(LINKS_LOOK_S, patience_s / 4))
         if hosted.driver is None or hosted.driver.actor.links.peers():
             since = trio.current_time()
         elif trio.current_time() - since > patience_s:

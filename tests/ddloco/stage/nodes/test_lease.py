@@ -6,14 +6,13 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
-from ddloco.stage.nodes import lease as lease_module
 from ddloco.stage.nodes.lease import (
     BEAT_S,
     HOLD_S,
+    LOOK_S,
     SILENT_S,
     Lease,
     LeaseLostError,
@@ -23,11 +22,10 @@ from snapshot import StorageError, open_place
 
 
 class Clock:
-    """Time that goes on when somebody says so, in particular in ``time.sleep``."""
+    """Time that goes on when somebody says so."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self):
         self.now = 100.0
-        monkeypatch.setattr(lease_module.time, "sleep", self.sleep)
 
     def sleep(self, seconds):
         """Let time pass."""
@@ -35,18 +33,27 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock():
     """Time by hand."""
-    return Clock(monkeypatch)
+    return Clock()
+
+
+def look(lease, sleep, **how):
+    """Look until the last holder acts no more; returns how many times it did."""
+    looks = 0
+    while lease.look(**how) is not None:
+        looks += 1
+        sleep(LOOK_S)
+    return looks
 
 
 @pytest.fixture
 def new(tmp_path, clock):
     """Makes leases of the syncer in one folder, by default of processes of different hosts."""
 
-    def make(boot="", locks=None):
+    def make(boot="", locks=None, sleep=None, **how):
         made = Lease(open_place(tmp_path), "syncer", locks, now=lambda: clock.now, boot=boot)
-        made.find_predecessor()
+        look(made, sleep or clock.sleep, **how)
         return made
 
     return make
@@ -71,7 +78,7 @@ def test_the_holder_holds_it_while_it_renews(new, clock):
     assert not held.holds()
 
 
-def test_a_second_one_is_refused_while_the_first_lives(new, clock, monkeypatch):
+def test_a_second_one_is_refused_while_the_first_lives(new, clock):
     """The error names the one that lives."""
     held = taken(new, "syncer.1")
 
@@ -79,9 +86,21 @@ def test_a_second_one_is_refused_while_the_first_lives(new, clock, monkeypatch):
         clock.now += seconds
         held.renew()
 
-    monkeypatch.setattr(lease_module.time, "sleep", sleep)
     with pytest.raises(LeaseTakenError, match=r"syncer\.1 on .*, process \d+ acts in "):
-        new()
+        new(sleep=sleep)
+
+
+def test_a_standby_waits_for_as_long_as_the_holder_lives(new, clock):
+    """It takes over as soon as a successor may that was started just then."""
+    held, until = taken(new, "syncer.1"), clock.now + 100
+
+    def sleep(seconds):
+        clock.now += seconds
+        if clock.now < until:
+            held.renew()
+
+    assert 1 == new(sleep=sleep, standby=True).predecessor
+    assert until + SILENT_S - LOOK_S <= clock.now <= until + SILENT_S + 2 * LOOK_S
 
 
 def test_a_silent_holder_is_waited_for_and_then_succeeded(new, clock):
@@ -112,7 +131,7 @@ def test_one_that_was_stopped_goes_on_if_nobody_took_its_place(new, clock):
 
 def test_an_end_is_not_waited_for(new, clock):
     """Neither one that was said, nor that of a process of this host."""
-    taken(new, "syncer.1").release()
+    taken(new, "syncer.1").close()
     before = clock.now
     assert 1 == new().predecessor
     assert before == clock.now
@@ -124,7 +143,7 @@ from pathlib import Path
 from ddloco.stage.nodes.lease import Lease
 from snapshot import open_place
 held = Lease(open_place(sys.argv[1]), "syncer", Path(sys.argv[1]))
-held.find_predecessor()
+assert held.look() is None
 held.take("syncer.7")
 print("held", flush=True)
 sys.stdin.read()
@@ -139,20 +158,17 @@ def test_a_killed_process_of_this_host_is_succeeded_at_once(tmp_path):
     assert child.stdout is not None
     assert b"held\n" == child.stdout.readline()
     os.kill(child.pid, signal.SIGSTOP)
-    told = []
-    stopped = Lease(open_place(tmp_path), "syncer", tmp_path, now=lambda: float(len(told)) * 99)
-    stopped.find_predecessor(told.append)
-    assert [f"process {child.pid} may still live" in each for each in told] == [True]
+    stopped = Lease(open_place(tmp_path), "syncer", tmp_path, now=lambda: 0.0)
+    assert stopped.look().process == child.pid
+    assert stopped.look().process == child.pid
     child.kill()
     child.communicate()
-    begun = time.monotonic()
     next_one = Lease(open_place(tmp_path), "syncer", tmp_path)
-    next_one.find_predecessor()
-    assert time.monotonic() - begun < SILENT_S / 2
+    assert next_one.look() is None
     assert 7 == next_one.predecessor
     next_one.take("syncer.8")
     assert 1 == len(list((tmp_path / "syncer").glob("*.lock")))
-    next_one.release()
+    next_one.close()
     assert [] == list((tmp_path / "syncer").glob("*.lock"))
 
 
@@ -293,7 +309,7 @@ class Adversary:
                 made = Lease(
                     Place(self.files, self.meanwhile), "syncer", now=lambda: self.clock.now, boot=""
                 )
-                made.find_predecessor()
+                look(made, self.sleep, standby=self.rng.random() < 0.3)
                 self.held[who] = made
                 made.take(f"syncer.{made.predecessor + 1}")
                 self.claims += 1
@@ -309,11 +325,9 @@ class Adversary:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_never_two(clock, monkeypatch, seed):
+def test_never_two(clock, seed):
     """Whatever is stopped, and for however long."""
     adversary = Adversary(clock, seed)
-    monkeypatch.setattr(lease_module.time, "sleep", adversary.sleep)
-    monkeypatch.setattr(lease_module, "LOOK_S", 1.0)
     for _ in range(150):
         clock.now += adversary.rng.choice([0.5, 2.0])
         adversary.act()
