@@ -72,6 +72,9 @@ class Arrival:
 
     Frames up to `COPY_BYTES_MAX` are bytes; larger ones are views that keep their memory alive
     and must be treated as read-only.
+
+    An arrival without frames says that the line to `route` leads to another address now: what was
+    sent before may be lost.
     """
 
     route: str

@@ -272,6 +272,7 @@ class ZmqEndpoint:
                 self._running = lambda line: self._attend(nursery, line, deliver)
                 for line in self._lines():
                     self._running(line)
+                nursery.start_soon(self._look_up, deliver)
                 await self._closed.wait()
                 nursery.cancel_scope.cancel()
         finally:
@@ -365,25 +366,41 @@ class ZmqEndpoint:
             nursery.start_soon(line.connections.run, lambda: not line.socket.readable())
         if line.route is not None and not line.address.startswith("inproc:"):
             nursery.start_soon(self._mend, line)
-        if line.written_in:
-            nursery.start_soon(self._look_up, line)
 
-    async def _look_up(self, line: _Line) -> None:
-        """Reconnect a line whenever the address in its file changes."""
+    async def _look_up(self, deliver: Deliver) -> None:
+        """Reconnect lines whenever the address in their file changes, and say so.
+
+        All lines of a file are reconnected before any of them is reported: a handshake over the
+        first one must not be lost with the next one.
+        """
         while True:
             await trio.sleep(LOOK_UP_S)
-            found = _written_in(line.written_in)
-            if not found or found == line.address:
-                continue
-            try:
-                line.socket.reconnect(line.address, found)
-            except trio.ClosedResourceError:
-                return
-            except zmq.ZMQError:
-                continue  # Not an address, or one that cannot be dialled from here.
-            line.address = found
-            line.heard()
-            _probe(line)
+            written = {file: _written_in(file) for file in self._files()}
+            moved = [
+                line
+                for line in self._dialled.values()
+                if written.get(line.written_in) and self._moves(line, written[line.written_in])
+            ]
+            for line in moved:
+                assert line.route is not None, "it was dialled"
+                await deliver(Arrival(line.route, ()))
+
+    def _files(self) -> set[str]:
+        return {line.written_in for line in self._dialled.values() if line.written_in}
+
+    def _moves(self, line: _Line, found: str) -> bool:
+        """Reconnect a line to an address; returns whether it led to another one before."""
+        before = line.address
+        if found == before:
+            return False
+        try:
+            line.socket.reconnect(before, found)
+        except (trio.ClosedResourceError, zmq.ZMQError):
+            return False  # Not an address, or one that cannot be dialled from here.
+        line.address = found
+        line.heard()
+        _probe(line)
+        return bool(before)
 
     async def _mend(self, line: _Line) -> None:
         """Reconnect a line when its listener no longer hears it; see the class."""

@@ -19,12 +19,12 @@ from ddloco.monitoring.live_display import follow
 from ddloco.monitoring.watch import say
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.driver.resume import Start, StartPoint, place_outside
-from ddloco.stage.files.addresses import check_dial
+from ddloco.stage.files.addresses import check_dial, write_address
 from ddloco.stage.files.run_folder import JOB_FILE, next_folder, open_folder
 from ddloco.stage.files.toml import ConfigError, read_toml
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.stage.nodes.node import HostedActor
-from ddloco.stage.nodes.serve import Terms, check_bind, serve_role, write_address
+from ddloco.stage.nodes.serve import Terms, check_bind, serve_role
 from ddloco.stage.nodes.single_process import ANY_PORT, Cluster
 from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.nodes.waiting import peers_of, tell_waiting

@@ -89,6 +89,12 @@ def test_a_standby_takes_over_and_another_one_ends_with_the_job(started, job):
     assert f"process {first.pid} acts: wait for its end" in said["standby"]
     assert "stopped: asked to stop by an observer" in said["syncer"]
 
+    late = started.start(
+        "learner", "--connect", started.address, "--name", "learner-0", *SETTINGS,
+        folder=job.file.with_name("late"),
+    )  # fmt: skip
+    assert "done: stopped: asked to stop by an observer" in ended(late, 0)
+
 
 def assert_stops_and_replays(started, job):
     """The job ends as it should, and its tapes contain all of it; returns what was printed."""

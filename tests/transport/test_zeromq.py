@@ -15,7 +15,7 @@ from transport.endpoint import (
     RECEIVE_QUEUE_MESSAGES_MAX,
     PeerGone,
 )
-from transport.zeromq import PART_BYTES_DISCONNECT, TrioSocket, ZmqEndpoint, open_context
+from transport.zeromq import LOOK_UP_S, PART_BYTES_DISCONNECT, TrioSocket, ZmqEndpoint, open_context
 
 WAIT_S = 20
 
@@ -337,3 +337,23 @@ async def test_redial_after_a_break_with_messages_unread(handover):
             await dialler.aclose()
             await listener.aclose()
     assert handover == heard
+
+
+async def test_a_line_whose_address_changes_in_its_file_says_so(tmp_path):
+    """What was sent before may be lost, and nothing else would show it."""
+    file, inbox = tmp_path / "syncer.address", Inbox()
+    async with open_context() as context, trio.open_nursery() as nursery:
+        one, other, dialler = (ZmqEndpoint(context) for _ in range(3))
+        file.write_text(await one.listen("tcp://127.0.0.1:0"))
+        await dialler.dial(f"file:{file}", route="syncer", identity="peer")
+        nursery.start_soon(dialler.run, inbox.deliver)
+        await trio.sleep(3 * LOOK_UP_S)
+        assert {} == inbox.messages
+        file.write_text(await other.listen("tcp://127.0.0.1:0"))
+        with trio.fail_after(10 * LOOK_UP_S):
+            while not inbox.messages:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        assert {"syncer": [()]} == inbox.messages
+        nursery.cancel_scope.cancel()
+        for each in (one, other, dialler):
+            await each.aclose()

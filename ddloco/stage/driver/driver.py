@@ -470,6 +470,10 @@ class Driver:
         if lane is None:
             self._count_refusal(arrival.route, "its route names no lane")
             return
+        if not arrival.frames:
+            if self.actor.links.knows(peer):
+                await self._inbox.send(LaneBroken(peer, lane, "its address has changed"))
+            return
         try:
             self.received_bytes += sum(map(len, arrival.frames))
             message = self._arrivals.feed(peer, lane, arrival.frames)

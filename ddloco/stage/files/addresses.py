@@ -1,4 +1,4 @@
-"""Checks addresses from users before anything listens on or dials them.
+"""The addresses of actors: checked before anything listens on or dials them, and their files.
 
 libzmq accepts nearly everything: port 99999 becomes 34463, port -1 becomes 65535, and an invalid
 host is dialled for ever without an error.
@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from clocks import read_regular
+from ddloco.stage.files.run_folder import address_file
 from ddloco.stage.files.toml import ConfigError
 
 PORT_MAX = 65535
@@ -17,6 +18,8 @@ IPC_BYTES_MAX = 107
 
 FILE = "file:"
 ADDRESS_CHARS_MAX = 1024
+REASON_CHARS_MAX = 1000
+"""The longest reason of an end in an address file."""
 
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 _WANT = "want tcp://HOST:PORT"
@@ -139,3 +142,56 @@ def _ipc_problem(path: str, *, listens: bool) -> str | None:
     if not folder.is_dir():
         return f"there is no folder {folder}"
     return "is a folder" if Path(path).is_dir() else None
+
+
+def write_address(folder: Path, name: str, bound: str, advertise: str = "") -> str:
+    """Write an actor's address file: the advertised address, or the one that it is bound to.
+
+    An actor that listens on all interfaces is bound to an address that cannot be dialled. Without
+    ``advertise`` the file then has the address by which this machine reaches it.
+
+    Returns:
+        The address in the file.
+    """
+    host, _, port = bound.rpartition(":")
+    if advertise.startswith("tcp://"):
+        stem, _, theirs = advertise.removeprefix("tcp://").rpartition(":")
+        if not stem and theirs:
+            advertise = f"{advertise}:{port}"
+        elif theirs in ("*", "0"):
+            advertise = f"tcp://{stem}:{port}"
+    elif host in ("tcp://0.0.0.0", "tcp://[::]"):
+        advertise = f"tcp://127.0.0.1:{port}" if "[" not in host else f"tcp://[::1]:{port}"
+    _write(address_file(folder, name), advertise or bound)
+    return advertise or bound
+
+
+def write_end(folder: Path, name: str, job_id: str, reason: str) -> None:
+    """Write into the lead's address file, below its address, that the job has ended.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = address_file(folder, name)
+    address = read_regular(path, ADDRESS_CHARS_MAX).decode().partition("\n")[0]
+    said = " ".join(reason.split()).encode("ascii", "replace").decode()[:REASON_CHARS_MAX]
+    _write(path, f"{address}\n{job_id} {said}\n")
+
+
+def end_at(address: str, job_id: str) -> str:
+    """Why a job has ended, if ``address`` is a file whose second line says so; otherwise empty."""
+    if not address.startswith(FILE):
+        return ""
+    try:
+        path = Path(address.removeprefix(FILE))
+        text = read_regular(path, ADDRESS_CHARS_MAX + 2 * REASON_CHARS_MAX).decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    found = text.partition("\n")[2].partition("\n")[0]
+    return found.removeprefix(f"{job_id} ") if found.startswith(f"{job_id} ") else ""
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)

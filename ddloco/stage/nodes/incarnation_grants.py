@@ -159,6 +159,7 @@ async def ask_for_number(
     *,
     patience_s: float,
     waiting: Callable[[], None],
+    ended: Callable[[], str] = str,
 ) -> Granted:
     """Ask the lead for a number until it answers.
 
@@ -169,6 +170,7 @@ async def ask_for_number(
         want: the request.
         patience_s: how long to ask, in seconds; infinite means for ever.
         waiting: called once, if the first request was not answered at once.
+        ended: returns why the job is over, if that is known although the lead does not answer.
 
     Raises:
         OSError: the address is invalid.
@@ -199,8 +201,12 @@ async def ask_for_number(
                 with trio.move_on_after(AGAIN_S):
                     answer = await receive.receive()
                 asked += 1
-                if asked == 1 and answer is None:
+                if answer is not None:
+                    break
+                if asked == 1:
                     waiting()
+                over = ended()
+                answer = Over(over) if over else None
         nursery.cancel_scope.cancel()
     if answer is None:
         raise SilentError(f"{lead} does not answer at {address} for {patience_s:g} s")

@@ -16,7 +16,7 @@ from clocks import MonotonicTime, actor_of, number_of
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.driver.endpoints import dial, new_endpoint
 from ddloco.stage.driver.resume import StartPoint
-from ddloco.stage.files.addresses import check_listen
+from ddloco.stage.files.addresses import check_listen, end_at, write_address, write_end
 from ddloco.stage.files.run_folder import LEASE, LOG_FILE, SNAPSHOTS, TAPES, address_file
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.auth_log import AuthRefusals
@@ -48,6 +48,9 @@ from transport.zeromq import ZmqEndpoint, open_context
 
 LINKS_LOOK_S = 1.0
 """Interval, in seconds, at which an actor's links are checked."""
+
+ENDS = frozenset({"done", "stopped", "failed"})
+"""How a lead ends that nobody needs to start again: its job is over for all actors."""
 
 LEAVE_LINGER_S = 1.0
 """How long, in seconds, the last messages of a process that must end soon may take to leave."""
@@ -121,6 +124,8 @@ async def serve_role(
         if terms.standby and lease.finish is not None:
             return lease.finish
         finish = await _act(program, name, folder, addresses, terms, lease=lease)
+        if name == program.lead and name in program.listeners and finish.status in ENDS:
+            write_end(folder, name, program.id, f"{finish.status}: {finish.reason}")
         return finish
     finally:
         lease.close(finish)
@@ -299,6 +304,7 @@ async def _number(
         want_of(program, here, exact, folder),
         patience_s=terms.patience_s,
         waiting=partial(_note_waiting, folder, name, f"{lead} at {address}"),
+        ended=partial(end_at, address, program.id),
     )
     try:
         answer = await _unless_left(ask, terms)
@@ -415,30 +421,6 @@ async def leave_when_alone(hosted: HostedActor, patience_s: float) -> None:
             whom = hosted.program.peers_said(hosted.name)
             hosted.request_leave(f"no {whom} was there for {patience_s:g} s (--patience)")
             return
-
-
-def write_address(folder: Path, name: str, bound: str, advertise: str = "") -> str:
-    """Write an actor's address file: the advertised address, or the one that it is bound to.
-
-    An actor that listens on all interfaces is bound to an address that cannot be dialled. Without
-    ``advertise`` the file then has the address by which this machine reaches it.
-
-    Returns:
-        The address in the file.
-    """
-    host, _, port = bound.rpartition(":")
-    if advertise.startswith("tcp://"):
-        stem, _, theirs = advertise.removeprefix("tcp://").rpartition(":")
-        if not stem and theirs:
-            advertise = f"{advertise}:{port}"
-        elif theirs in ("*", "0"):
-            advertise = f"tcp://{stem}:{port}"
-    elif host in ("tcp://0.0.0.0", "tcp://[::]"):
-        advertise = f"tcp://127.0.0.1:{port}" if "[" not in host else f"tcp://[::1]:{port}"
-    partial_file = folder / f".{name}.address.partial"
-    partial_file.write_text(advertise or bound)
-    partial_file.replace(address_file(folder, name))
-    return advertise or bound
 
 
 def who_leads(

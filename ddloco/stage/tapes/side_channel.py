@@ -51,7 +51,8 @@ class SideChannel:
     async def _receive(self, deliver: Deliver) -> None:
         async def sort_out(arrival: Arrival) -> None:
             if arrival.route.endswith(self._suffix):
-                self._take(arrival)
+                if arrival.frames:  # Without any, the line has moved; questions are repeated.
+                    self._take(arrival)
             elif self._heeds(arrival.route):
                 await deliver(arrival)
 

@@ -8,7 +8,7 @@ from ddloco.job.config import job_from
 from ddloco.job.keys import with_keys
 from ddloco.roles.job_program import program_of
 from ddloco.stage.files.toml import ConfigError
-from ddloco.stage.nodes.serve import Terms, check_bind, refuse_unshared, who_leads, write_address
+from ddloco.stage.nodes.serve import Terms, check_bind, refuse_unshared, who_leads
 from snapshot import SnapshotError
 
 OPEN = job_from({"job": {"task": "x:y"}, "transport": {"insecure": True}}, "test")
@@ -49,24 +49,6 @@ def test_a_syncer_that_has_gone_on_from_a_snapshot_goes_on_from_itself(tmp_path)
     assert ("syncer.5", None) == who_leads(
         program_of(OPEN), "syncer", tmp_path, Terms(snapshot=snapshot)
     )
-
-
-@pytest.mark.parametrize(
-    ("bound", "advertised", "written"),
-    [
-        ("tcp://127.0.0.1:5555", "", "tcp://127.0.0.1:5555"),
-        ("tcp://0.0.0.0:5555", "", "tcp://127.0.0.1:5555"),
-        ("tcp://[::]:5555", "", "tcp://[::1]:5555"),
-        ("tcp://0.0.0.0:5555", "tcp://node7:*", "tcp://node7:5555"),
-        ("tcp://0.0.0.0:5555", "tcp://node7", "tcp://node7:5555"),
-        ("tcp://0.0.0.0:5555", "tcp://gate:7000", "tcp://gate:7000"),
-        ("ipc:///tmp/x", "", "ipc:///tmp/x"),
-    ],
-)
-def test_the_address_file_names_what_can_be_dialled(tmp_path, bound, advertised, written):
-    """Never the address of all interfaces; with --advertise what others use."""
-    write_address(tmp_path, "syncer", bound, advertised)
-    assert written == (tmp_path / "syncer.address").read_text()
 
 
 def test_a_place_that_is_not_shared_is_refused(tmp_path):
