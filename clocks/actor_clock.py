@@ -65,6 +65,17 @@ class ActorClock:
     def __len__(self) -> int:
         return len(self._names) - (self.number == 0)
 
+    def end(self, name: str, count: int) -> None:
+        """Learn of a later incarnation of this actor, which makes this one the last to know it."""
+        assert self._is_later(name), name
+        if name not in self._index:
+            self._counts[self._insert(name)] = count
+            self._incarnations.setdefault(actor_of(name), []).append(name)
+
+    def newest(self, actor: str) -> int:
+        """The highest number of an actor's other incarnations that has an entry; 0 if none has."""
+        return max(map(number_of, self._incarnations.get(actor, ())), default=0)
+
     def tick(self, heard: Mapping[str, int] = _NOTHING, source: str = "") -> dict[str, int]:
         """Count one more event and merge ``heard`` from ``source``; returns the entries it raised,
         without the actor's own.
@@ -100,7 +111,10 @@ class ActorClock:
         return learned
 
     def _has_room(self, name: str) -> bool:
-        """Make room for an incarnation's entry; False if it is older than all that are kept."""
+        """Make room for an incarnation's entry; False if it is older than all that are kept, or a
+        later one of this actor: that one cannot be heard of by an actor that goes on."""
+        if self._is_later(name):
+            return False
         kept = self._incarnations.setdefault(actor_of(name), [])
         if len(kept) >= INCARNATIONS_MAX:
             oldest = min(kept, key=number_of)
@@ -109,6 +123,9 @@ class ActorClock:
             self.forget([oldest])
         kept.append(name)
         return True
+
+    def _is_later(self, name: str) -> bool:
+        return actor_of(name) == actor_of(self.me) and number_of(name) > number_of(self.me)
 
     def _insert(self, name: str) -> int:
         at = bisect_left(self._names, name)

@@ -33,6 +33,7 @@ from transport.events import MessageArrived as MessageArrived
 from transport.events import PeerJoined as PeerJoined
 from transport.events import PeerLost as PeerLost
 from transport.events import PeerRefused as PeerRefused
+from transport.events import Superseded as Superseded
 from transport.events import TimerFired as TimerFired
 from transport.message import BULK as BULK
 from transport.message import CONTROL as CONTROL

@@ -74,6 +74,13 @@ class PeerLost(Event, frozen=True):
     reason: str
 
 
+class Superseded(Event, frozen=True):
+    """The peer has followed a later incarnation of this actor, whose number is ``number``."""
+
+    peer: str
+    number: int
+
+
 class PeerRefused(Event, frozen=True):
     """The peer rejects this incarnation; with ``again`` it will accept the actor's next one."""
 

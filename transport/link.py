@@ -21,7 +21,7 @@ from typing import Any, Generic
 
 from msgspec import field
 
-from clocks import Verdict, actor_of
+from clocks import Verdict, actor_of, number_of
 from transport.effects import (
     CancelTimer,
     Dial,
@@ -41,6 +41,7 @@ from transport.events import (
     PeerJoined,
     PeerLost,
     PeerRefused,
+    Superseded,
     TimerFired,
 )
 from transport.flow_control import (
@@ -51,9 +52,11 @@ from transport.flow_control import (
     Waiting,
 )
 from transport.link_state import (
+    NUMBERS_AHEAD_MAX,
     REDIAL_S_MIN,
     SESSIONS_AHEAD_MAX,
     STALL_S,
+    SUPERSEDED_UNLINKED,
     AcceptedRuns,
     LaneState,
     Link,
@@ -398,6 +401,12 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         if refused is not None:
             self._count("refused at the handshake")
             return [], self.out_of_band(event, refused)
+        followed = self._followed(event)
+        if followed is not None:
+            self._count("superseded" if self.links else SUPERSEDED_UNLINKED)
+            later = f"{actor_of(self.clock.me)}.{followed.number}"
+            self.clock.end(later, event.clock[later])
+            return [followed], []
         heard: list[Event] = []
         effects: list[Effect] = []
         ahead = event.session - (0 if link is None else link.session)
@@ -422,10 +431,23 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
             heard.append(PeerJoined(link.peer, link.incarnation))
         return heard, effects
 
+    def _followed(self, event: MessageArrived[Any]) -> Superseded | None:
+        """A later incarnation of this actor in the clock of a Hello; None if there is none.
+
+        The actor has come back without knowing its number, as with an empty folder, or it was cut
+        off and succeeded.
+        """
+        me, own = actor_of(self.clock.me), number_of(self.clock.me)
+        number = max((number_of(each) for each in event.clock if actor_of(each) == me), default=0)
+        return Superseded(event.peer, number) if 0 < number - own <= NUMBERS_AHEAD_MAX else None
+
     def _welcome(self, link: Link, event: MessageArrived[Any], run: str) -> Heard:
         lane = link.lanes[event.lane]
         fits = link.dialled is not None and link.incarnation in ("", event.sender)
         if not fits or lane.incoming.check(event.seq) is not Verdict.NEXT:
+            return self._stale()
+        if number_of(event.sender) < self.clock.newest(actor_of(event.sender)):
+            self._count("older incarnation")  # Its answer to the next Hello is its end.
             return self._stale()
         link.incarnation = event.sender
         link.run = run or link.run

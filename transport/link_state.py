@@ -26,6 +26,13 @@ SESSIONS_AHEAD_MAX = 2**20
 """How far a session number may exceed the previous one (0 for a new link): that many dials take
 weeks. A number near the maximum would leave none for the next dial."""
 
+SUPERSEDED_UNLINKED = "superseded before any link"
+"""The counter of an incarnation that has done nothing but hear of a later one."""
+
+NUMBERS_AHEAD_MAX = 2**20
+"""How far the number of a later incarnation may exceed an actor's own. A number near the largest
+one would leave none for the next."""
+
 RUNS_MAX = 8
 """Other runs whose members may join this one. There is one if the syncer lost its run folder, and
 one more each time that happens again."""

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from copy import copy
 
 import pytest
 
@@ -94,6 +95,38 @@ def test_a_standby_takes_over_and_another_one_ends_with_the_job(started, job):
         folder=job.file.with_name("late"),
     )  # fmt: skip
     assert "done: stopped: asked to stop by an observer" in ended(late, 0)
+
+
+def test_a_syncer_in_an_empty_folder_is_the_one_after_those_that_were_followed(started, job):
+    """Nobody there knows its number but the learners; merges go on from what they have."""
+    started.learner("learner-0", *SETTINGS, folder=job.file.with_name("learner-0"))
+    for number in (1, 2):
+        started.syncer(*SETTINGS)
+        job.wait_until(lambda n=number: syncers(job.log(), n, 4))
+        started.signal("syncer", signal.SIGKILL)
+    empty = job.file.with_name("empty")
+    lost = started.start("syncer", "--bind", started.address, *SETTINGS, folder=empty)
+    said = ended(lost, AGAIN)
+    assert "left: learner-0.1 has followed syncer.2; started again, this is the one after" in said
+    started.start("syncer", "--bind", started.address, *SETTINGS, folder=empty)
+    at = copy(job)
+    at.run_folder = empty
+    at.wait_until(lambda: syncers(at.log(), 3, 4))
+    stopped = started.stop()
+    assert 0 == stopped.returncode, stopped.stderr
+    for each in started.running.values():
+        ended(each, 0)
+    tapes = {path.name for path in (empty / "tapes").glob("[ls]*")}
+    assert {"learner-0.1.tape", "syncer.1.superseded", "syncer.3.tape"} == tapes
+    replayed = replay(empty, "--trust")
+    assert "no difference in" in replayed.stdout, replayed.stdout + replayed.stderr
+    assert "gap: syncer.2: no tape" in replayed.stdout
+
+
+def syncers(log, number, merges):
+    """Whether so many merges of an incarnation are in the log."""
+    made = [line for line in log if line["event"] == "merge"]
+    return merges <= sum(line["ref"].startswith(f"syncer.{number}:") for line in made)
 
 
 def assert_stops_and_replays(started, job):

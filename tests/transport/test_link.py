@@ -26,12 +26,13 @@ from transport import (
     Redial,
     Send,
     SetTimer,
+    Superseded,
     Timer,
     TimerFired,
 )
 from transport.flow_control import WAITING_MAX, WINDOW_MESSAGES
 from transport.link_state import REDIAL_S_MAX, REDIAL_S_MIN, RUNS_MAX, AcceptedRuns
-from transport.message import Bye, Credit, Hello, Refused
+from transport.message import Bye, Credit, Hello, Refused, Welcome
 
 AGREED = {"job": "job-1", "plan": "p1"}
 HUB, SPOKE = "hub", "spoke.1"
@@ -177,6 +178,63 @@ def test_a_member_of_another_run_takes_part_until_this_one_is_settled(new_pair):
     pair.ask(pair.spoke, Dial(HUB, AGREED))
     pair.settle()
     assert PeerJoined(HUB, "hub.2") == pair.spoke.heard[-1]
+
+
+def begin_as(pair, me):
+    """The listening side is another incarnation now, and the dialling side finds out."""
+    pair.queues = {key: [] for key in pair.queues}
+    pair.hub = type(pair.hub)(me, HUB)
+    pair.ask(pair.hub, Listen(AGREED, "a"))
+    pair.tell(pair.spoke, LaneBroken(HUB, BULK, "reset"))
+    pair.fire(pair.spoke)
+    pair.settle()
+
+
+def test_an_incarnation_hears_that_a_later_one_was_followed(new_pair):
+    """It makes no link; the one after that is followed. Each is named in the peers' clocks."""
+    pair = new_pair()
+    pair.ask(pair.hub, Listen(AGREED, "a"))
+    pair.settle()
+    begin_as(pair, "hub.3")
+    assert [PeerJoined(SPOKE, SPOKE)] == pair.hub.heard
+    begin_as(pair, "hub.2")
+    assert Superseded(SPOKE, 3) == pair.hub.heard[0]
+    assert PeerJoined not in pair.hub.news()
+    assert 3 == pair.hub.links.clock.newest(HUB)
+    assert [] == pair.spoke.links.peers()
+    begin_as(pair, "hub.4")
+    assert [PeerJoined(SPOKE, SPOKE)] == pair.hub.heard
+    assert PeerJoined(HUB, "hub.4") == pair.spoke.heard[-1]
+
+
+def test_the_welcome_of_an_older_incarnation_is_stale(new_pair):
+    """Whatever it does not know."""
+    pair = new_pair()
+    pair.ask(pair.hub, Listen(AGREED, "a"))
+    pair.settle()
+    begin_as(pair, "hub.3")
+    pair.tell(pair.spoke, LaneBroken(HUB, BULK, "reset"))
+    pair.fire(pair.spoke)
+    session, before = pair.spoke.links.links[HUB].session, len(pair.spoke.heard)
+    for lane in LANES:
+        welcome = MessageArrived(HUB, lane, "hub.2", session, 0, {"hub.2": 9}, Welcome("a"))
+        pair.tell(pair.spoke, welcome)
+    assert before == len(pair.spoke.heard)
+    assert 2 == pair.spoke.links.counters["older incarnation"]
+
+
+@pytest.mark.parametrize("number", [2**20 + 2, 999_999_999])
+def test_a_number_that_cannot_follow_is_not_heard_of(new_pair, number):
+    """It would leave none for the next; and it must not travel on, for others to believe in."""
+    pair = new_pair()
+    pair.ask(pair.hub, Listen(AGREED, "a"))
+    for lane in LANES:
+        clock = {SPOKE: 1, f"hub.{number}": 1}
+        pair.tell(pair.hub, MessageArrived(SPOKE, lane, SPOKE, 1, 0, clock, Hello(AGREED)))
+    assert [PeerJoined(SPOKE, SPOKE)] == pair.hub.heard
+    clock = {SPOKE: 2, "hub.2": 1}
+    pair.tell(pair.hub, MessageArrived(SPOKE, CONTROL, SPOKE, 1, 1, clock, Bye("it ends")))
+    assert 0 == pair.hub.links.clock.newest(HUB)
 
 
 def test_members_of_few_other_runs_take_part():

@@ -15,6 +15,7 @@ from clocks import ActorClock, actor_of, number_of
 from ddloco.stage.actors.effects import AskedByAll, CaptureState, TakeSnapshot, Work
 from ddloco.stage.actors.events import (
     Captured,
+    LeaveRequested,
     Restored,
     SnapshotRequested,
     SnapshotSettled,
@@ -45,6 +46,7 @@ from transport import (
     Retire,
     Send,
     SetTimer,
+    Superseded,
     Timer,
     TimerFired,
     Transmit,
@@ -194,6 +196,10 @@ class Actor(Struct, Generic[M, B, W, T], forbid_unknown_fields=True):
     def _tell(self, at: float, fact: Any, effects: list[Effect]) -> None:
         """Pass a fact to the snapshot adapter and the machine, and perform what they request."""
         snapshots = self.snapshots
+        if type(fact) is Superseded:
+            later = f"{actor_of(self.incarnation)}.{fact.number}"
+            reason = f"{fact.peer} has followed {later}; started again, this is the one after it"
+            fact = LeaveRequested(reason)
         if snapshots.concerns(fact):
             asked = snapshots.take_part(at, fact, self._moment, self.links.clock)
             if type(fact) is SnapshotRequested:

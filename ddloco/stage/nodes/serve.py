@@ -43,7 +43,10 @@ from ddloco.stage.process.malloc import give_back_spare, keep_freed_memory
 from ddloco.stage.process.signals import stop_on_signal, stop_with_parent
 from ddloco.stage.process.terminal import one_line
 from ddloco.stage.tapes.side_channel import SideChannel
+from replay.tape import SUFFIX
 from snapshot import SnapshotError, open_place
+from transport import Links
+from transport.link_state import SUPERSEDED_UNLINKED
 from transport.zeromq import ZmqEndpoint, open_context
 
 LINKS_LOOK_S = 1.0
@@ -168,7 +171,26 @@ async def _act(
             start_point=start_point, address=addresses.get(program.lead, ""),
             alone=terms.alone, lease=lease,
         )  # fmt: skip
-        return await _serve(hosted, endpoint, terms, granting)
+        finish = await _serve(hosted, endpoint, terms, granting)
+        if leads and hosted.driver is not None and (lease is None or lease.holds()):
+            _note_followed(folder, hosted.driver.actor.links)
+        return finish
+
+
+def _note_followed(folder: Path, links: Links[Any]) -> None:
+    """Note the number of a later incarnation that others have followed, for the next start.
+
+    The tape of an incarnation that has done nothing else is set aside: another one, which they have
+    also followed, had its name.
+    """
+    me = links.clock.me
+    newest = links.clock.newest(actor_of(me))
+    if newest <= number_of(me):
+        return
+    Record(folder).note(actor_of(me), newest)
+    if SUPERSEDED_UNLINKED in links.counters:
+        tape = folder / TAPES / f"{me}{SUFFIX}"
+        tape.rename(tape.with_suffix(".superseded"))
 
 
 async def _succeed(lease: Lease, terms: Terms) -> Granted:

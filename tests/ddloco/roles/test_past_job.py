@@ -73,7 +73,7 @@ async def test_a_learner_of_such_a_job_is_told(folder, tmp_path_factory):
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             at, program = {"syncer": address}, program_of(job_of(20))
-            over = Terms(over=past_end(job_of(20), folder, "syncer"))
+            over = Terms(over=lambda: past_end(job_of(20), folder, "syncer"))
             nursery.start_soon(serve_role, program, "syncer", folder, at, over)
             own = tmp_path_factory.mktemp("learner")
             finishes.append(await serve_role(program, "learner-0", own, at, Terms(signals=False)))
