@@ -19,7 +19,7 @@ from unittest.mock import patch
 import msgspec
 
 from ddloco.cli.parser import parser
-from ddloco.job.config import Job, Kubernetes, Launch, Ray, Slurm
+from ddloco.job.config import Job, Kubernetes, Launch, Ray, SkyPilot, Slurm
 from ddloco.stage.files.faults import Fault, Storm
 
 COLUMNS = "100"
@@ -81,7 +81,7 @@ def _launch() -> list[str]:
     """Return the sections of ``[launch]``, which is no part of the job."""
     about = inspect.cleandoc(Launch.__doc__ or "").partition(": ")[2]
     head = f"## `[launch]`\n\n{_markdown(' '.join((about[:1].upper() + about[1:]).split()))}\n"
-    tables = {"slurm": Slurm, "kubernetes": Kubernetes, "ray": Ray}
+    tables = {"slurm": Slurm, "kubernetes": Kubernetes, "ray": Ray, "skypilot": SkyPilot}
     return [head, *(_table(f"[launch.{name}]", table) for name, table in tables.items())]
 
 

@@ -179,7 +179,7 @@ Copy public.toml to every host, and each NAME.key only to the host of that actor
 readable by its owner only (chmod 600). Run again, the command adds missing keys.""", run="keys"),
 Command("launch", "start a job with an engine that places and restarts its processes", """
 job JOB.toml:path                 the job file
---on (local|slurm|kubernetes|ray)!  the engine
+--on (local|slurm|kubernetes|ray|skypilot)!  the engine
 --dir=folder RUN:path!            run folder; with slurm in a folder that all hosts share
 @overrides
 --learners N:int                  how many learners (default: job.learners)

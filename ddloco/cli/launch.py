@@ -5,13 +5,19 @@ import subprocess
 from pathlib import Path
 
 from ddloco.cli.ask import complain
-from ddloco.engines import kubernetes, local, ray_program, slurm
+from ddloco.engines import kubernetes, local, ray_program, skypilot, slurm
 from ddloco.engines.orders import Order, check_count, check_order
 from ddloco.job.config import load_job, load_launch
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND, HELD
 
-ENGINES = {"local": local, "slurm": slurm, "kubernetes": kubernetes, "ray": ray_program}
+ENGINES = {
+    "local": local,
+    "slurm": slurm,
+    "kubernetes": kubernetes,
+    "ray": ray_program,
+    "skypilot": skypilot,
+}
 
 
 def launch(given: argparse.Namespace) -> int:

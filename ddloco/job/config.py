@@ -354,6 +354,20 @@ class Ray(Section, frozen=True):
     resources: dict[str, Annotated[float, Meta(ge=0.0, le=LARGE)]] = {}
 
 
+class SkyPilot(Section, frozen=True):
+    """``[launch.skypilot]``: what ``ddloco launch --on skypilot`` writes.
+
+    Attributes:
+        bucket: a bucket that all machines mount, in which syncers leave their addresses.
+        syncer: fields of the syncers' task, such as resources, as SkyPilot names them.
+        learner: fields of the learners' task, such as resources and setup.
+    """
+
+    bucket: str = ""
+    syncer: dict[str, Any] = {}
+    learner: dict[str, Any] = {}
+
+
 class Launch(Section, frozen=True):
     """``[launch]``: what an engine that places and restarts processes is told beside the job.
 
@@ -363,6 +377,7 @@ class Launch(Section, frozen=True):
     slurm: Slurm = Slurm()
     kubernetes: Kubernetes = Kubernetes()
     ray: Ray = Ray()
+    skypilot: SkyPilot = SkyPilot()
 
 
 class _LaunchOnly(Section, frozen=True):

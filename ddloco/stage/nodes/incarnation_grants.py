@@ -159,7 +159,7 @@ async def ask_for_number(
     *,
     patience_s: float,
     waiting: Callable[[], None],
-    ended: Callable[[], str] = str,
+    ended: Callable[[], Over | None],
 ) -> Granted:
     """Ask the lead for a number until it answers.
 
@@ -170,7 +170,7 @@ async def ask_for_number(
         want: the request.
         patience_s: how long to ask, in seconds; infinite means for ever.
         waiting: called once, if the first request was not answered at once.
-        ended: returns why the job is over, if that is known although the lead does not answer.
+        ended: what is known of the job's end if the lead does not answer.
 
     Raises:
         OSError: the address is invalid.
@@ -201,15 +201,17 @@ async def ask_for_number(
                 with trio.move_on_after(AGAIN_S):
                     answer = await receive.receive()
                 asked += 1
-                if answer is not None:
-                    break
-                if asked == 1:
+                if asked == 1 and answer is None:
                     waiting()
-                over = ended()
-                answer = Over(over) if over else None
+                answer = answer or ended()
         nursery.cancel_scope.cancel()
     if answer is None:
         raise SilentError(f"{lead} does not answer at {address} for {patience_s:g} s")
+    return _granted(answer, names)
+
+
+def _granted(answer: Granted | Denied | Over, names: tuple[str, str]) -> Granted:
+    name, lead = names
     if isinstance(answer, Denied):
         raise DeniedError(f"{lead} refuses {name}: {answer.reason}")
     if isinstance(answer, Over):

@@ -25,6 +25,7 @@ from ddloco.stage.nodes.incarnation_grants import LANE as GRANTS
 from ddloco.stage.nodes.incarnation_grants import (
     DeniedError,
     Granted,
+    Over,
     OverError,
     SilentError,
     ask_for_number,
@@ -318,6 +319,11 @@ async def _number(
         start_point = program.start_point(terms.snapshot, name, trust=terms.trust)
         exact = number_of(start_point.incarnation(name))
     endpoint = new_endpoint(context, program.curve(name))
+
+    def ended() -> Over | None:
+        reason = end_at(address, program.id)
+        return Over(reason) if reason else None
+
     ask = partial(
         ask_for_number,
         endpoint,
@@ -326,7 +332,7 @@ async def _number(
         want_of(program, here, exact, folder),
         patience_s=terms.patience_s,
         waiting=partial(_note_waiting, folder, name, f"{lead} at {address}"),
-        ended=partial(end_at, address, program.id),
+        ended=ended,
     )
     try:
         answer = await _unless_left(ask, terms)

@@ -1,0 +1,149 @@
+"""A job on SkyPilot: a bash script that submits one managed job per syncer and per learner."""
+
+import json
+from typing import Any
+
+from ddloco.engines.orders import Order, quoted
+from ddloco.stage.files.run_folder import address_file
+from ddloco.stage.files.toml import ConfigError
+from snapshot.storage import is_url
+
+SUBMIT = ("bash", "-s")
+"""What reads the text and submits it."""
+
+RESCALE = SUBMIT
+
+SHARED = "/ddloco"
+"""Where the bucket is on each machine."""
+
+AGAIN = (75, 129, 132, 134, 135, 136, 137, 139, 143)
+"""Exit codes after which an actor is started again: it left in good order; or it was ended by
+SIGHUP, SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV or SIGTERM. SkyPilot has no list of codes
+that are final, so it is told of the others."""
+
+OWN = frozenset({"name", "workdir", "run", "num_nodes"})
+"""Fields of a task that are written here, so the job file cannot have them."""
+
+HEAD = """\
+#!/bin/bash
+# {what}:  bash THIS_FILE
+# Each actor is a managed job of its own, so a lost machine restarts only the actor that it had.
+set -eu
+tasks=$(mktemp -d)
+trap 'rm -r "$tasks"' EXIT
+"""
+
+TASK = """\
+
+cat > "$tasks/{part}.yaml" <<'END_OF_TASK'
+name: {name}-{part}
+workdir: {here}
+file_mounts: {mounts}
+resources: {resources}
+{fields}run: |
+{script}
+END_OF_TASK
+"""
+
+START = 'sky jobs launch --yes --detach-run {options}"$tasks/{part}.yaml"\n'
+
+SYNCER = """\
+{command} --advertise "tcp://$(echo "$SKYPILOT_NODE_IPS" | head -n 1):*" &
+child=$!
+trap 'kill -TERM $child' TERM
+# Learners read the address in the bucket, and find there that the job has ended.
+publish() {{ cmp -s {address} {published} || cp {address} {published}; }}
+while kill -0 $child 2>/dev/null; do sleep 1; publish 2>/dev/null || true; done
+code=0
+wait $child || code=$?
+publish
+exit $code
+"""
+
+
+def launch(order: Order) -> str:
+    """The script that starts all actors of a job."""
+    _check(order)
+    parts = [HEAD.format(what=f"Starts the job {order.job.job.name} on SkyPilot")]
+    parts += [_syncer(order, each) for each in order.job.syncer_names()]
+    return "".join([*parts, _learners(order, 0, order.learners)])
+
+
+def scale(order: Order, count: int) -> str:
+    """The script that makes ``count`` learners of the order's."""
+    _check(order)
+    name = order.job.job.name
+    if count > order.learners:
+        head = HEAD.format(what=f"Starts more learners of {name}")
+        return head + _learners(order, order.learners, count)
+    lines = [
+        quoted(["sky", "jobs", "cancel", "--yes", "--name", f"{name}-learner-{number}"])
+        for number in range(count, order.learners)
+    ]
+    return "\n".join([f"# Ends learners of {name} for good.", *lines, ""])
+
+
+def _check(order: Order) -> None:
+    table, transport = order.settings.skypilot, order.job.transport
+    if not is_url(table.bucket) or not table.bucket.isprintable():
+        said = "want a bucket in which syncers leave their addresses, such as s3://mine/first"
+        raise ConfigError(f"launch.skypilot.bucket: {table.bucket[:80]!a}: {said}")
+    if not transport.keys and not transport.insecure:
+        said = "missing; a syncer listens to other hosts with keys, or with transport.insecure"
+        raise ConfigError(f"transport.keys: {said}")
+    if not order.file.is_relative_to(order.here):
+        said = "SkyPilot copies this folder to the machines, and the job file is not in it"
+        raise ConfigError(f"{order.here}: {said}")
+    for role in ("syncer", "learner"):
+        for field in getattr(table, role):
+            if field in OWN or not field.isidentifier():
+                said = "is written by ddloco" if field in OWN else "is no field of a task"
+                raise ConfigError(f"launch.skypilot.{role}: {field[:80]!a} {said}")
+
+
+def _syncer(order: Order, actor: str) -> str:
+    lead = order.job.syncer_names()[0]
+    command = [*_command(order, "syncer"), "--bind", "tcp://*:*", "--name", actor]
+    command += ["--connect", _address(order, lead)] if actor != lead else []
+    script = SYNCER.format(
+        command=quoted(command),
+        address=f"run/{actor}.address",
+        published=_address(order, actor).removeprefix("file:"),
+    )
+    return _task(order, actor, "syncer", script) + START.format(options="", part=actor)
+
+
+def _learners(order: Order, first: int, count: int) -> str:
+    command = [*_command(order, "learner"), "--connect"]
+    command += [_address(order, each) for each in order.job.syncer_names()]
+    script = f'exec {quoted(command)} --name "$DDLOCO_NAME"\n'
+    options = f'--name {order.job.job.name}-learner-"$n" --env DDLOCO_NAME=learner-"$n" '
+    start = START.format(options=options, part="learner")
+    loop = f"for n in {' '.join(map(str, range(first, count)))}; do\n  {start}done\n"
+    return _task(order, "learner", "learner", script) + loop
+
+
+def _command(order: Order, role: str) -> list[str]:
+    file = str(order.file.relative_to(order.here))
+    return ["ddloco", role, file, *order.sets, "--join", "--dir", "run"]
+
+
+def _address(order: Order, syncer: str) -> str:
+    """The file in the bucket that has the address of a syncer, wherever that runs."""
+    name = address_file(order.folder, syncer).name
+    return f"file:{SHARED}/{order.job.job.name}-{name}"
+
+
+def _task(order: Order, part: str, role: str, script: str) -> str:
+    fields: dict[str, Any] = dict(getattr(order.settings.skypilot, role))
+    mounts = {SHARED: {"source": order.settings.skypilot.bucket, "mode": "MOUNT"}}
+    recovery = {"job_recovery": {"recover_on_exit_codes": list(AGAIN)}}
+    return TASK.format(
+        part=part,
+        name=order.job.job.name,
+        here=json.dumps(str(order.here)),
+        mounts=json.dumps(fields.pop("file_mounts", {}) | mounts),
+        resources=json.dumps(fields.pop("resources", {}) | recovery),
+        fields="".join(f"{key}: {json.dumps(each)}\n" for key, each in fields.items()),
+        script="\n".join(f"  {line}".rstrip() for line in script.splitlines()),
+    )
