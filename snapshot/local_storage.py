@@ -83,7 +83,7 @@ class LocalStorage:
 
     # Other files.
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes, *, exclusive: bool = False) -> bool:
         """Write a file that must not exist; it is durable when this returns True."""
         path = self._root / name
         with self._partial(str(Path(name).parent), [memoryview(data)]) as partial:
@@ -96,9 +96,23 @@ class LocalStorage:
                     raise cannot(str(path), "written", error) from None
                 if path.exists():
                     return False
+                if exclusive:
+                    return self._create_at(path, data)
                 with _told(path, "written"):
                     os.rename(partial, path)
         self.settle([name])
+        return True
+
+    def _create_at(self, path: Path, data: bytes) -> bool:
+        """Without links: whoever reads the file at this moment may find it incomplete."""
+        with _told(path, "written"):
+            try:
+                with path.open("xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except FileExistsError:
+                return False
         return True
 
     def put(self, name: str, data: bytes) -> None:

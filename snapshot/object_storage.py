@@ -17,6 +17,7 @@ from typing import Any
 from snapshot.storage import (
     ASIDE,
     BLOBS,
+    CANNOT_EXCLUDE,
     GRACE_S,
     MANIFESTS,
     Blob,
@@ -114,7 +115,7 @@ class ObjectStorage:
         if there is not None and there.size != size:
             self._files.rm_file(self._at(name))
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: bytes, *, exclusive: bool = False) -> bool:
         """Write a file that must not exist, in one request that the store itself rejects if so."""
         with self._told(name, "written"):
             try:
@@ -125,6 +126,8 @@ class ObjectStorage:
                 # The store cannot reject it. Only the initiator writes under its snapshot's name.
                 if self._info(name) is not None:
                     return False
+                if exclusive:
+                    raise StorageError(f"{self.path(name)}: {CANNOT_EXCLUDE}") from None
                 self._pipe(name, data)
             except Exception:
                 # Some stores reject with other errors. A request that was repeated because its

@@ -31,6 +31,11 @@ GRACE_S = 900.0
 progress. Writing a blob that exists resets its age. A snapshot is settled at most three minutes
 after its beginning (GATHERING_S); this is five times as long."""
 
+CANNOT_EXCLUDE = (
+    "of several writers more than one might succeed, since this store cannot create an object only "
+    "if it is absent"
+)
+
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -100,8 +105,12 @@ class Place(Protocol):
         """Write a blob unless it exists; atomically."""
         ...
 
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a file that must not exist, atomically; returns False if it exists."""
+    def create(self, name: str, data: bytes, *, exclusive: bool = False) -> bool:
+        """Write a file that must not exist, atomically; returns False if it exists.
+
+        With ``exclusive``, of several writers at most one gets True; raises StorageError if the
+        place cannot promise that.
+        """
         ...
 
     def put(self, name: str, data: bytes) -> None:

@@ -1,8 +1,10 @@
 """An object store for tests: a server on loopback that speaks S3, and can be made to fail."""
 
+import importlib
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Self
@@ -131,3 +133,16 @@ class Bucket:
     def uploads(self) -> list[str]:
         """Uploads in parts that were neither finished nor taken back."""
         return sorted(path.name for path in self.folder.glob(f"{UPLOADS_DIR}/*"))
+
+
+@contextmanager
+def found_by_fsspec(folder: Path) -> Iterator[Bucket]:
+    """A server that fsspec finds by itself, for s3:// URLs."""
+    conf = importlib.import_module("fsspec").config.conf
+    before = conf.get("s3")
+    with Bucket(folder) as served:
+        conf["s3"] = {"key": "x", "secret": "x", "endpoint_url": served.url}
+        yield served
+    conf.pop("s3")
+    if before is not None:
+        conf["s3"] = before

@@ -131,6 +131,9 @@ job JOB.toml:path                 the job file
 --connect ADDRESS                 syncer-0, for the other shards
 --advertise ADDRESS               where others reach it, for RUN/syncer.address: tcp://host:5555,
                                   or tcp://host:* with the port that --bind got
+--lease PLACE                     a folder that hosts share, or a URL such as s3://mine/first, with
+                                  the lease of this syncer and a copy of its merges and tape: a
+                                  syncer in an empty RUN takes over from there (default: RUN)
 --standby                         wait while another process acts as this syncer in RUN, and take
                                   its place ten seconds after its last sign of life
 --patience SECONDS:float[3600.0]  leave with exit code 75 after so many seconds with no learner; 0
@@ -142,9 +145,9 @@ job JOB.toml:path                 the job file
 --dir=folder RUN:path!            run folder
 @overrides
 @continues
---connect ADDRESS+!               the syncer, tcp://host:5555, or file:PATH, a file with its
+--connect ADDRESS+!               the syncer, tcp://host:5555; or file:PATH, a file with its
                                   address, which is read whenever it changes; with shards all of
-                                  them, syncer-0 first
+                                  them, syncer-0 first; or lease:PLACE, which has all of them
 --name -!                         the learner's name: learner-3
 --alone                           with --from, in a job that went on without it: take its own
                                   state from the snapshot

@@ -19,15 +19,26 @@ from ddloco.roles.loss_log import LossLog
 from ddloco.roles.past_job import past_end
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.files.addresses import check_advertise, check_dial
-from ddloco.stage.files.run_folder import LOSS_FILE, folders_to_make, open_folder, remove_unused
+from ddloco.stage.files.run_folder import (
+    LEASE,
+    LOSS_FILE,
+    address_file,
+    folders_to_make,
+    open_folder,
+    remove_unused,
+)
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.stage.nodes.node import HostedActor
+from ddloco.stage.nodes.place_mirror import follow_addresses
 from ddloco.stage.nodes.serve import Terms, check_bind, serve_role
 from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.malloc import keep_freed_memory
 from ddloco.workers.task import TaskError, check_task_name, task_digest
-from snapshot import SnapshotError, StorageError
+from snapshot import SnapshotError, StorageError, open_place
+
+LEASE_PLACE = "lease:"
 
 PATIENCE_S_MAX = 366 * 86_400
 """Longer is a mistake, or means for ever, for which there is 0."""
@@ -45,6 +56,7 @@ def syncer(given: argparse.Namespace) -> int:
         terms = replace(
             _terms(given),
             advertise=given.advertise,
+            lease=given.lease,
             standby=given.standby,
             over=partial(past_end, job, given.folder, name) if lead else str,
         )
@@ -67,9 +79,25 @@ def learner(given: argparse.Namespace) -> int:
     """``ddloco learner``: run one learner."""
 
     async def serve(job: Job) -> Finish:
-        addresses = _checked_learner(job, given.name, given.connect)
-        terms = replace(_terms(given), alone=given.alone)
-        return await serve_role(program_of(job), given.name, given.folder, addresses, terms)
+        terms, program = replace(_terms(given), alone=given.alone), program_of(job)
+        first, *more = given.connect
+        if not first.startswith(LEASE_PLACE):
+            addresses = _checked_learner(job, given.name, given.connect)
+            return await serve_role(program, given.name, given.folder, addresses, terms)
+        if more:
+            raise ConfigError(f"--connect {first}: has the addresses of all syncers; want no more")
+        here = given.folder / LEASE
+        files = [f"file:{address_file(here, each)}" for each in job.syncer_names()]
+        addresses = _checked_learner(job, given.name, files)
+        place = open_place(first.removeprefix(LEASE_PLACE))
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(follow_addresses, place, here, tuple(addresses))
+                finish = await serve_role(program, given.name, given.folder, addresses, terms)
+                nursery.cancel_scope.cancel()
+        except ExceptionGroup as group:
+            raise first_of(group) from None
+        return finish
 
     return _serve(given, serve)
 

@@ -129,6 +129,45 @@ def syncers(log, number, merges):
     return merges <= sum(line["ref"].startswith(f"syncer.{number}:") for line in made)
 
 
+def test_a_standby_on_another_host_takes_over_from_the_place(started, job):
+    """The first syncer's folder is gone with its host: merges, momentum and tape are in the place,
+    and learners find the address there."""
+    place = job.file.with_name("place")
+    lease = ("--lease", str(place), *SETTINGS)
+    first = started.start("syncer", "--bind", "tcp://127.0.0.1:*", *lease)
+    for name in ("learner-0", "learner-1"):
+        words = ("--connect", f"lease:{place}", "--name", name, *SETTINGS)
+        started.start("learner", *words, folder=job.file.with_name(name))
+    job.wait_for("merge", 8)
+    other = job.file.with_name("other")
+    standby = started.start(
+        "syncer", "--bind", "tcp://127.0.0.1:*", "--standby", *lease, folder=other
+    )
+    job.wait_until(lambda: (place / "tapes" / "syncer.1.tape").exists())
+    time.sleep(3)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    job.run_folder.rename(job.file.with_name("lost"))
+    at = copy(job)
+    at.run_folder = other
+    at.wait_until(lambda: syncers(at.log(), 2, 8))
+    started.running = {name: each for name, each in started.running.items() if each is not first}
+    started.address = f"file:{place}/syncer.address"
+    stopped = started.stop()
+    assert 0 == stopped.returncode, stopped.stderr
+    said = {name: ended(each, 0) for name, each in started.running.items()}
+    assert standby in started.running.values()
+    assert "files of the last holder were brought from" in said["syncer"]
+    assert {"syncer.1.tape", "syncer.2.tape"} <= {each.name for each in (other / "tapes").iterdir()}
+    newest = max(each["t"] for each in at.log() if each["event"] == "merge")
+    recovered = next(each for each in at.log() if each["event"] == "recovered")
+    assert newest > recovered["t"] > 0
+    replayed = replay(other, "--trust")
+    assert "no difference in" in replayed.stdout, replayed.stdout + replayed.stderr
+    gaps = [line for line in replayed.stdout.splitlines() if line.strip().startswith("gap: ")]
+    assert all(line.strip().startswith("gap: syncer.1: the tape ends after") for line in gaps)
+
+
 def assert_stops_and_replays(started, job):
     """The job ends as it should, and its tapes contain all of it; returns what was printed."""
     stopped = started.stop()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from snapshot import SnapshotError, StorageError, Store
-from tests.bucket import LOST, Bucket
+from tests.bucket import LOST, found_by_fsspec
 
 BIG = 9 * 2**20
 """More than goes by one request."""
@@ -121,6 +121,8 @@ def test_a_store_without_conditions_will_do(memory, take, monkeypatch):
     with pytest.raises(SnapshotError, match="another snapshot of this name"):
         take(memory, 1, note="other")
     assert first == memory.load()
+    with pytest.raises(StorageError, match="of several writers more than one might succeed"):
+        memory._place.create("lease/syncer/00000001.json", b"me", exclusive=True)
 
 
 def test_without_fsspec_a_url_says_what_to_install(monkeypatch):
@@ -134,14 +136,8 @@ def test_without_fsspec_a_url_says_what_to_install(monkeypatch):
 @pytest.fixture
 def bucket(tmp_path):
     """A server that speaks S3, which fsspec finds by itself."""
-    fsspec = importlib.import_module("fsspec")
-    before = fsspec.config.conf.get("s3")
-    with Bucket(tmp_path / "bucket") as served:
-        fsspec.config.conf["s3"] = {"key": "x", "secret": "x", "endpoint_url": served.url}
+    with found_by_fsspec(tmp_path / "bucket") as served:
         yield served
-    fsspec.config.conf.pop("s3")
-    if before is not None:
-        fsspec.config.conf["s3"] = before
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -126,7 +126,7 @@ def folders_to_make(folder: Path) -> list[Path]:
 
 def remove_unused(made: Sequence[Path]) -> None:
     """Remove a run folder that was made for a run that could not begin, with the folders that were
-    made for it. Nothing is removed if it has anything but what ``open_folder`` wrote.
+    made for it. Nothing is removed if it has anything but what ``open_folder`` and the lease wrote.
 
     Args:
         made: what ``folders_to_make`` returned before; empty if the folder existed.
@@ -134,9 +134,9 @@ def remove_unused(made: Sequence[Path]) -> None:
     with suppress(OSError):  # What cannot be removed stays.
         for folder in made[:1]:
             inside = list(folder.iterdir())
-            if {path.name for path in inside} <= {JOB_FILE, MARK_FILE}:
+            if {path.name for path in inside} <= {JOB_FILE, MARK_FILE, LEASE}:
                 for path in inside:
-                    path.unlink()
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
         for folder in made:
             folder.rmdir()
 

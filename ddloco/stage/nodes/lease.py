@@ -6,7 +6,11 @@ whoever acts as a syncer holds a lease, in a folder that all who may act as it c
 
     NAME/00000007.json   a claim: who acts as NAME from now on; created if absent, never changed
     NAME/beat.json       written by the holder of the newest claim every BEAT_S seconds
-    NAME/NONCE.lock      locked by the holder's process while it lives, in a folder of this host
+
+and beside its run folder, for what can be known of processes of the same host at once:
+
+    RUN/lease/NAME/NONCE.lock   locked by the holder's process while it lives
+    RUN/lease/id                what tells this run folder from others
 
 The holder may act for HOLD_S seconds after the beginning of its last renewal, by its own clock. A
 successor claims the next number once nothing has changed for SILENT_S seconds by *its* clock; no
@@ -32,6 +36,7 @@ import trio
 from clocks import SuspendAwareTime, number_of
 from ddloco.stage.actors.effects import Finish, Status
 from snapshot import Place, StorageError
+from snapshot.local_storage import LocalStorage
 
 BEAT_S = 2.0
 """Interval, in seconds, at which the holder renews its lease."""
@@ -48,6 +53,8 @@ LOOK_S = 0.25
 
 CLAIMS_MAX = 10**8
 """The first number that has no name; a claim every second reaches it in three years."""
+
+ID_FILE = "id"
 
 REASON_CHARS_MAX = 1000
 """The longest reason of an end in a beat."""
@@ -83,6 +90,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         boot: what tells the host's kernel from others, and from itself before it was started again.
         process: the process's id on that host, for people.
         nonce: unique for each process that has claimed.
+        folder: what tells the run folder from others.
     """
 
     incarnation: str
@@ -90,6 +98,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boot: str
     process: int
     nonce: str
+    folder: str
 
     @property
     def said(self) -> str:
@@ -127,19 +136,32 @@ def this_kernel() -> str:
         return platform.node()
 
 
+def id_of(folder: Path) -> str:
+    """What tells a folder from all others; it is written there the first time.
+
+    Raises:
+        StorageError: it cannot be read or written.
+    """
+    here = LocalStorage(folder)
+    here.create(ID_FILE, secrets.token_hex(8).encode(), exclusive=True)
+    with here.open(ID_FILE) as file:
+        data = bytearray(64)
+        return bytes(data[: file.readinto(memoryview(data)) or 0]).decode("ascii", "replace")
+
+
 class Lease:
     """The lease of one actor; its methods may be called from any thread.
 
     Args:
         place: where the claims are.
         name: the actor's name.
-        locks: a folder of a file system with locks, in which a holder of the same host is known to
-            have ended without waiting; None if there is none.
+        locks: ``RUN/lease``; None if there is none.
         now: seconds that go on while the process or the host is suspended.
         boot: see ``Claim``.
 
     Attributes:
         predecessor: the number of the last holder's incarnation; 0 if there was none.
+        elsewhere: whether the last holder had another run folder.
         finish: how the last holder has ended, if that is known and it is not to be started again.
     """
 
@@ -158,8 +180,10 @@ class Lease:
         self._now = now or SuspendAwareTime().now
         self._boot = this_kernel() if boot is None else boot
         self._nonce = secrets.token_hex(8)
+        self._folder = "" if locks is None else id_of(locks)
         self._mutex = threading.Lock()
         self.predecessor = 0
+        self.elsewhere = False
         self.finish: Finish | None = None
         self._seen: tuple[int, Claim | None, Beat | None] | None = None
         self._since = float("inf")
@@ -191,7 +215,9 @@ class Lease:
         signs = number, claim, beat
         if claim is None or self._has_ended(claim, beat) or (silent and signs == self._seen):
             self._number = number
-            self.predecessor = number_of(claim.incarnation) if claim is not None else 0
+            if claim is not None:
+                self.predecessor = number_of(claim.incarnation)
+                self.elsewhere = claim.folder != self._folder
             if beat is not None and beat.ended not in (None, "left"):
                 self.finish = Finish(beat.ended, beat.reason)
             return None
@@ -211,7 +237,9 @@ class Lease:
             LeaseTakenError: another process has.
             StorageError: the place cannot be written.
         """
-        self._claim = Claim(incarnation, platform.node(), self._boot, os.getpid(), self._nonce)
+        self._claim = Claim(
+            incarnation, platform.node(), self._boot, os.getpid(), self._nonce, self._folder
+        )
         self._hold_lock()
         try:
             self._claim_next()
@@ -291,7 +319,10 @@ class Lease:
         self._check_lost()
         assert self._claim is not None, "it has been taken"
         began, number = self._now(), self._number + 1
-        if not self._place.create(self._file(number), msgspec.json.encode(self._claim)):
+        claim = msgspec.json.encode(self._claim)
+        made = self._place.create(self._file(number), claim, exclusive=True)
+        # A store may refuse a request that is repeated because its first answer was lost.
+        if not made and self._read(self._file(number), _claim_of) != self._claim:
             self._lose()
         self._number, self._renewed = number, began
         self._beat()

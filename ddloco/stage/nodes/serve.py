@@ -3,8 +3,8 @@
 import ipaddress
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from ddloco.stage.nodes.incarnation_grants import (
 from ddloco.stage.nodes.incarnation_registrar import Record, RecordError, Registrar, newest_on_tape
 from ddloco.stage.nodes.lease import INTERRUPTED, LOOK_S, SILENT_S, Lease, LeaseTakenError
 from ddloco.stage.nodes.node import HostedActor, Notes
+from ddloco.stage.nodes.place_mirror import PlaceMirror
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
 from ddloco.stage.process.console import SafeConsole
@@ -45,7 +46,7 @@ from ddloco.stage.process.signals import stop_on_signal, stop_with_parent
 from ddloco.stage.process.terminal import one_line
 from ddloco.stage.tapes.side_channel import SideChannel
 from replay.tape import SUFFIX
-from snapshot import SnapshotError, open_place
+from snapshot import SnapshotError, StorageError, open_place
 from transport import Links
 from transport.link_state import SUPERSEDED_UNLINKED
 from transport.zeromq import ZmqEndpoint, open_context
@@ -55,6 +56,9 @@ LINKS_LOOK_S = 1.0
 
 ENDS = frozenset({"done", "stopped", "failed"})
 """How a lead ends that nobody needs to start again: its job is over for all actors."""
+
+LAST_COPY_S = 3.0
+"""How long, in seconds, the last copy to the place of the lease may take at the end."""
 
 LEAVE_LINGER_S = 1.0
 """How long, in seconds, the last messages of a process that must end soon may take to leave."""
@@ -72,6 +76,8 @@ class Terms:
         alone: of a learner: the job has gone on without it, and only its own state is that of the
             snapshot.
         trust: whether the user trusts who writes where the snapshot is.
+        lease: of an actor that others dial: a place for its lease, and for what a successor needs
+            that cannot read its run folder; by default its lease is in the run folder.
         standby: of an actor that others dial: wait for as long as another process acts as it.
         over: of the lead: why there is nothing left to do, if so; every actor that asks is told.
         signals: whether it hears the process's signals; otherwise the caller does.
@@ -85,6 +91,7 @@ class Terms:
     advertise: str = ""
     alone: bool = False
     trust: bool = False
+    lease: str = ""
     standby: bool = False
     over: Callable[[], str] = str
     signals: bool = True
@@ -120,19 +127,41 @@ async def serve_role(
     fenced = name == program.lead or not program.listeners or name in program.listeners
     if not fenced:
         return await _act(program, name, folder, addresses, terms, lease=None)
-    lease, finish = Lease(open_place(folder / LEASE), name, folder / LEASE), INTERRUPTED
+    program.curve(name)  # Keys that cannot be used are reported before anything is written.
+    place = terms.lease or str(folder)
+    lease = Lease(open_place(f"{place}/{LEASE}"), name, folder / LEASE)
+    mirror = PlaceMirror(open_place(place), folder, name, lease.confirm) if terms.lease else None
+    finish = INTERRUPTED
     try:
         left = await _unless_left(partial(_succeed, lease, terms), terms)
         if isinstance(left, Finish):
             return left
         if terms.standby and lease.finish is not None:
             return lease.finish
+        if mirror is not None:
+            terms = await _mirrored(mirror, lease, terms)
         finish = await _act(program, name, folder, addresses, terms, lease=lease)
         if name == program.lead and name in program.listeners and finish.status in ENDS:
             write_end(folder, name, program.id, f"{finish.status}: {finish.reason}")
+        if mirror is not None:
+            with suppress(OSError), trio.move_on_after(LAST_COPY_S):
+                await trio.to_thread.run_sync(mirror.copy, abandon_on_cancel=True)
         return finish
     finally:
         lease.close(finish)
+
+
+async def _mirrored(mirror: PlaceMirror, lease: Lease, terms: Terms) -> Terms:
+    """Bring what the last holder left, if that was not this folder; copies from now on."""
+    if lease.elsewhere:
+        brought = await trio.to_thread.run_sync(mirror.bring)
+        said = f"{len(brought)} files of the last holder were brought from {terms.lease}"
+        SafeConsole(stderr=True, markup=False).print(said, soft_wrap=True)
+
+    async def copy(hosted: HostedActor) -> None:
+        await mirror.run(hosted.note)
+
+    return replace(terms, beside=(*terms.beside, copy))
 
 
 async def _act(
@@ -476,6 +505,8 @@ def who_leads(
         record.note(name, number)
     except RecordError as error:
         raise ConfigError(str(error)) from None
+    except StorageError:
+        raise  # It names its file.
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from None
     return f"{name}.{number}", start_point

@@ -24,6 +24,10 @@ def refused(folder, *words):
         ("learner", "--name", "learner-0", "--connect", "tcp://127.0.0.1:1", "--patience", "-1"),
         ("syncer", "--bind", "tcp://10.0.0.1:1"),
         ("syncer", "--bind", "tcp://127.0.0.1:*", "--keys", "nowhere"),
+        ("syncer", "--bind", "tcp://127.0.0.1:*", "--lease", "nope://x"),
+        ("syncer", "--bind", "tcp://127.0.0.1:*", "--lease", "/proc/x"),
+        ("learner", "--name", "learner-0", "--connect", "lease:nope://x"),
+        ("learner", "--name", "learner-0", "--connect", "lease:x", "tcp://127.0.0.1:1"),
     ],
 )
 def test_a_refused_command_leaves_no_run_folder(words, tmp_path, capsys):

@@ -19,6 +19,7 @@ from ddloco.stage.nodes.lease import (
     LeaseTakenError,
 )
 from snapshot import StorageError, open_place
+from tests.bucket import LOST, found_by_fsspec
 
 
 class Clock:
@@ -181,6 +182,35 @@ def test_of_two_successors_one_wins(new, clock):
         other.take("syncer.2")
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("answer", [None, LOST])
+def test_a_lease_in_an_object_store(tmp_path, clock, answer):
+    """Of two successors one wins, also if the answer to its claim is lost and it asks again."""
+    with found_by_fsspec(tmp_path / "bucket") as bucket:
+        seen = set()
+
+        def judge(_who, name):
+            first = name not in seen and "beat" not in name
+            seen.add(name)
+            return answer if first else None
+
+        bucket.judge = judge
+        place = open_place("s3://bucket/run/lease")
+        old, new, late = (
+            Lease(place, "syncer", now=lambda: clock.now, boot=str(n)) for n in range(3)
+        )
+        assert old.look() is None
+        old.take("syncer.1")
+        assert old.holds()
+        look(new, clock.sleep)
+        look(late, clock.sleep)
+        new.take("syncer.2")
+        with pytest.raises(LeaseTakenError, match=r"syncer\.2 on"):
+            late.take("syncer.2")
+        with pytest.raises(LeaseLostError, match=r"syncer\.2 on"):
+            old.confirm()
+
+
 @pytest.mark.parametrize("damage", [b"", b"{}", b"\xff\x00", b'{"incarnation":1}'])
 def test_a_damaged_claim_is_named(new, tmp_path, damage):
     """One line, with the file."""
@@ -210,7 +240,7 @@ def test_a_place_that_cannot_be_reached_ends_it(new, clock, monkeypatch):
     """Once HOLD_S is over, nobody knows who acts."""
     held = taken(new, "syncer.1")
 
-    def away(*_):
+    def away(*_, **__):
         raise StorageError("beat.json: cannot be read: Input/output error")
 
     for method in ("put", "stat", "create"):
@@ -240,7 +270,7 @@ class Place:
         """For people."""
         return name
 
-    def create(self, name, data):
+    def create(self, name, data, *, exclusive):
         """Only if it is not there."""
         return self._access(lambda: self._files.setdefault(name, data) is data)
 
