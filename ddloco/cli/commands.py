@@ -98,11 +98,14 @@ job JOB.toml:path?                the job file, to look at its needs
 @overrides
 --bind ADDRESS                    an address that a syncer is to listen on
 --gbit RATE:float                 what a learner's line carries, in Gbit/s
+--syncer-gbit RATE:float          what a syncer's line carries, in Gbit/s (default: 8)
+--learners N:int                  say what so many learners need of the syncers (default: the job's)
 --json                            print JSON
 """, more="""\
 Python and packages, memory, file descriptors, disk, a port, the clock; with a job also
 its keys and its task, of which some steps are run: whether a step is deterministic, how
-long it takes, and what a round costs on the network.
+long it takes, what a round costs on the network, and what all learners need of the
+syncers: bytes a second, memory, how many shards, and disk for tapes and snapshots.
 
 Exit code 0: no problem was found; warnings do not count. 1: one was.""", run="doctor"),
 Command("run", "run a whole job on this machine", """

@@ -19,16 +19,17 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import trio
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from ddloco.cli.ask import complain
-from ddloco.job.config import Job, load_job
+from ddloco.job.config import LEARNERS_MAX, Job, load_job
 from ddloco.job.job_folder import check_place
 from ddloco.job.keys import keys_of
-from ddloco.job.protocol.compression import compressed_layout
+from ddloco.job.needs import SYNCER_BYTES_S, needs_of, wire_bytes
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.stage.arrays.shared_memory import MEMORY_FOLDER, SharedMemory
 from ddloco.stage.files.addresses import check_listen
@@ -92,9 +93,29 @@ class Finding(Struct, frozen=True):
         return f"{self.status:8} {self.check:12} {self.said}{end}"
 
 
+class Lines(Struct, frozen=True):
+    """What the network carries, in Gbit/s, and for how many learners; None where it is not said."""
+
+    learner: float | None = None
+    syncer: float | None = None
+    learners: int | None = None
+
+    def of(self, job: Job) -> Job:
+        """The job with so many learners."""
+        if self.learners is None:
+            return job
+        return replace(job, job=replace(job.job, learners=self.learners))
+
+
 def doctor(given: argparse.Namespace) -> int:
     """``ddloco doctor``: check the machine, and with a job what the job needs."""
-    needless = [name for name, said in (("--set", given.overrides), ("--gbit", given.gbit)) if said]
+    options = {
+        "--set": given.overrides,
+        "--gbit": given.gbit,
+        "--syncer-gbit": given.syncer_gbit,
+        "--learners": given.learners,
+    }
+    needless = [name for name, said in options.items() if said]
     if given.job is None and needless:
         return complain(f"{needless[0]}: nothing to apply it to; name the job file, too")
     try:
@@ -103,10 +124,14 @@ def doctor(given: argparse.Namespace) -> int:
             check_listen("--bind", given.bind)
     except ConfigError as error:
         return complain(error)
-    if given.gbit is not None and not 0 < given.gbit < math.inf:
-        return complain(f"--gbit {given.gbit:g}: want Gbit/s, more than 0")
+    for option, rate in (("--gbit", given.gbit), ("--syncer-gbit", given.syncer_gbit)):
+        if rate is not None and not 0 < rate < math.inf:
+            return complain(f"{option} {rate:g}: want Gbit/s, more than 0")
+    if given.learners is not None and not 1 <= given.learners <= LEARNERS_MAX:
+        return complain(f"--learners {given.learners}: want 1 to {LEARNERS_MAX:,}")
+    lines = Lines(given.gbit, given.syncer_gbit, given.learners)
     found: list[Finding] = []
-    for each in findings(job, given.job, given.bind, given.gbit):
+    for each in findings(job, given.job, given.bind, lines):
         found.append(each)
         if not given.json:
             print(each.line(), flush=True)
@@ -115,9 +140,7 @@ def doctor(given: argparse.Namespace) -> int:
     return FOUND if any(each.status == "problem" for each in found) else HELD
 
 
-def findings(
-    job: Job | None, file: Path | None, bind: str, gbit: float | None
-) -> Iterator[Finding]:
+def findings(job: Job | None, file: Path | None, bind: str, lines: Lines) -> Iterator[Finding]:
     """Look at everything, in order; with a job also at what it needs."""
     yield python()
     yield from packages()
@@ -133,7 +156,7 @@ def findings(
         return
     yield keys(job)
     yield place(job)
-    yield from of_task(job, file, gbit)
+    yield from of_task(job, file, lines)
 
 
 def python() -> Finding:
@@ -306,7 +329,7 @@ def size(count: float) -> str:
 # What only the task can tell.
 
 
-def of_task(job: Job, file: Path, gbit: float | None) -> Iterator[Finding]:
+def of_task(job: Job, file: Path, lines: Lines) -> Iterator[Finding]:
     """Find the task, run steps of it, and compute what a run of it needs."""
     try:
         task_digest(job.job.task, file.parent)
@@ -334,7 +357,9 @@ def of_task(job: Job, file: Path, gbit: float | None) -> Iterator[Finding]:
     host = COPIES_HOST * plan.total_bytes
     yield memory((max(tried.peak, WORKER_BYTES) + host) * actors, actors, available())
     yield shared(host * actors, MEMORY_FOLDER)
-    yield round_trip(plan, job, tried.step_s, gbit)
+    yield round_trip(plan, job, tried.step_s, lines.learner)
+    if job.job.method == "decoupled-diloco":
+        yield hub(plan, lines.of(job), tried.step_s, lines.syncer)
 
 
 class Tried(Struct, frozen=True):
@@ -433,7 +458,7 @@ def round_trip(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) 
         step_s: seconds of a step.
         gbit: what the line of a learner carries in Gbit/s; None if it is not known.
     """
-    up, down = _wire(plan, job.compress.up), _wire(plan, job.compress.down)
+    up, down = wire_bytes(plan, job.compress.up), wire_bytes(plan, job.compress.down)
     bits = 8 * max(a + b for a, b in zip(up, down, strict=True))
     hidden = job.sync.overlap * step_s
     rates = RATES_GBIT if gbit is None else (gbit,)
@@ -451,9 +476,31 @@ def round_trip(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) 
     return Finding("network", "ok", said)
 
 
-def _wire(plan: FragmentPlan, form: Any) -> list[int]:
-    """Bytes of each fragment on the wire."""
-    if form == "float32":  # The parameters whole, in their own dtype.
-        return [sum(leaf.nbytes for leaf in fragment) for fragment in plan.fragments]
-    count = range(len(plan.fragments))
-    return [sum(n for _, (n,), _ in compressed_layout(plan, p, form)) for p in count]
+def hub(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) -> Finding:
+    """What a job needs of its syncers, and whether there are enough of them.
+
+    Args:
+        plan: how the parameters are cut.
+        job: the job.
+        step_s: seconds of a step.
+        gbit: what a syncer's line carries in Gbit/s; None if it is not known.
+    """
+    line = SYNCER_BYTES_S if gbit is None else gbit * 1e9 / 8
+    need = needs_of(job, plan, step_s=step_s, line_bytes_s=line)
+    said = (
+        f"{job.job.learners} learners that all take part: {size(need.received_s)}/s to the syncers "
+        f"and {size(need.sent_s)}/s from them, {size(need.merge_bytes)} of memory for the "
+        f"contributions of a merge, {size(need.tape_h)} of tapes an hour"
+    )
+    if need.snapshot_h:
+        said += f", {size(need.snapshot_h)} of snapshots an hour"
+    said += f"; enough for {need.shards} syncers of {size(line)}/s each way"
+    if need.shards <= job.job.syncers:
+        return Finding("syncers", "ok", said)
+    if need.shards > len(plan.fragments):
+        less = "raise sync.interval, or set compress.up and compress.down"
+        remedy = f"more than the {len(plan.fragments)} fragments; {less}"
+    else:
+        remedy = f"set job.syncers = {need.shards}, each on a host of its own, or raise "
+        remedy += "sync.interval, or set compress.up and compress.down"
+    return Finding("syncers", "warning", said, remedy)

@@ -52,7 +52,11 @@ SYNCER = """\
 child=$!
 trap 'kill -TERM $child' TERM
 # Learners read the address in the bucket, and find there that the job has ended.
-publish() {{ cmp -s {address} {published} || cp {address} {published}; }}
+publish() {{
+  cmp -s {address} {published} || cp {address} {published}
+  if [ -e {address}.ended ]; then cp {address}.ended {published}.ended
+  elif [ -e {published}.ended ]; then rm {published}.ended; fi
+}}
 while kill -0 $child 2>/dev/null; do sleep 1; publish 2>/dev/null || true; done
 code=0
 wait $child || code=$?

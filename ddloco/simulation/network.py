@@ -44,6 +44,24 @@ class Wire:
     bytes_per_s: float = math.inf
 
 
+class Card:
+    """The network card of a syncer's host: what all its links carry passes through it, each
+    direction for itself.
+
+    Args:
+        bytes_per_s: what it carries in each direction.
+    """
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free: dict[str, float] = dict.fromkeys(WAYS, 0.0)
+
+    def carry(self, way: Way, begun: float, nbytes: int) -> float:
+        """When a message of ``nbytes`` that begins now is through, after those before it."""
+        self._free[way] = max(self._free[way], begun) + nbytes / self._bytes_per_s
+        return self._free[way]
+
+
 class Line:
     """One learner's link to a syncer.
 
@@ -51,13 +69,15 @@ class Line:
         wire: its properties without faults.
         rng: a random stream for jitter; each link has its own, so that links do not affect each
             other.
+        card: what the link shares with the syncer's other links; None if that carries everything.
     """
 
-    def __init__(self, wire: Wire, rng: random.Random) -> None:
+    def __init__(self, wire: Wire, rng: random.Random, card: Card | None = None) -> None:
         self.generation = 0
         """Increases with every reset: messages sent with an older value are lost."""
         self._wire = wire
         self._rng = rng
+        self._card = card
         self.ways: dict[str, Direct] = {
             way: Direct(wire.delay_s, wire.jitter_s, wire.bytes_per_s) for way in WAYS
         }
@@ -67,10 +87,13 @@ class Line:
         after the previous one in its lane."""
         direct = self.ways[way]
         begun = max(direct.free[lane], now)
-        at = now + direct.delay_s
+        end = begun
         if direct.bytes_per_s != math.inf:
-            direct.free[lane] = begun + nbytes / direct.bytes_per_s
-            at = direct.free[lane] + direct.delay_s
+            end = begun + nbytes / direct.bytes_per_s
+        if self._card is not None and lane == "bulk":  # A short message waits for no long one.
+            end = max(end, self._card.carry(way, begun, nbytes))
+        direct.free[lane] = end
+        at = end + direct.delay_s
         if direct.jitter_s:
             at += self._rng.random() * direct.jitter_s
         due = direct.due

@@ -23,19 +23,23 @@ from transport import Timer
 
 @dataclass(frozen=True)
 class Costs:
-    """Durations of work other than steps, in seconds."""
+    """Durations of work other than steps, in seconds; a merge also takes ``merge_each_s`` for each
+    contribution."""
 
     encode_s: float = 0.01
     merge_s: float = 0.05
     make_s: float = 0.1
     rest_s: float = 0.1
+    merge_each_s: float = 0.0
 
     def of(self, work: Work) -> float:
         """The duration of one piece of work."""
         match work:
             case EncodeFragment():
                 return self.encode_s
-            case MergeFragment() | AverageGradients():
+            case MergeFragment(shares=shares):
+                return self.merge_s + self.merge_each_s * len(shares)
+            case AverageGradients():
                 return self.merge_s
             case MakeParameters():
                 return self.make_s

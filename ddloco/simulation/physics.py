@@ -49,6 +49,8 @@ class Physics:
         seed: determines everything random.
         leaves: the model's tensors.
         wire: the properties of links without faults.
+        hub_bytes_per_s: what a syncer's host carries in each direction, for all its links; 0 for
+            everything.
         costs: the durations of work.
         fragment_bytes: the size of a fragment on a link; 0 for that of the simulated tensors.
         arithmetic: whether contents have numbers.
@@ -62,6 +64,7 @@ class Physics:
     wire: Wire = Wire()
     costs: Costs = Costs()
     fragment_bytes: float = 0.0
+    hub_bytes_per_s: float = 0.0
     arithmetic: bool = False
     pace: Callable[[str, random.Random], Pace] = Pace.even
     recorder: Callable[[str], Recorder | None] = lambda _: None

@@ -49,23 +49,31 @@ class About(Section, frozen=True):
 
 
 class Work(Section, frozen=True):
-    """``[work]``: durations of work in seconds; ``variance`` of steps is a fraction of them."""
+    """``[work]``: durations of work in seconds; ``variance`` of steps is a fraction of them.
+
+    A merge takes ``merge_s``, and ``merge_each_s`` for each contribution.
+    """
 
     step_s: More = 1.0
     variance: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
     encode_s: Seconds = 0.01
     merge_s: Seconds = 0.05
+    merge_each_s: Seconds = 0.0
     tensors: Annotated[int, Meta(ge=1, le=1024)] = 24
     fragment_mb: Seconds = 0.0
     arithmetic: bool = False
 
 
 class Network(Section, frozen=True):
-    """``[network]``: the properties of every link; ``mbit`` is per second and direction."""
+    """``[network]``: the properties of every link; ``mbit`` is per second and direction.
+
+    ``hub_mbit`` is what a syncer's host carries per second and direction, for all its links.
+    """
 
     delay_s: Seconds = 0.01
     jitter_s: Seconds = 0.0
     mbit: More | None = None
+    hub_mbit: More | None = None
 
 
 class Lending(Section, frozen=True):
@@ -136,7 +144,8 @@ class Scenario(Section, frozen=True):
             leaves=leaves_of(work.tensors),
             seed=seed,
             wire=Wire(network.delay_s, network.jitter_s, bytes_per_s),
-            costs=Costs(encode_s=work.encode_s, merge_s=work.merge_s),
+            costs=Costs(work.encode_s, work.merge_s, merge_each_s=work.merge_each_s),
+            hub_bytes_per_s=(network.hub_mbit or 0.0) * 1e6 / 8,
             fragment_bytes=work.fragment_mb * 1e6,
             arithmetic=work.arithmetic,
             pace=self.pace(job),

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from clocks import actor_of
 from ddloco.job.protocol.compression import relative_size
-from ddloco.simulation.network import CONTROL_BYTES, Line, Way
+from ddloco.simulation.network import CONTROL_BYTES, Card, Line, Way
 from ddloco.simulation.node import Node
 from ddloco.stage.arrays.reassembly import PROGRESS_S
 from transport import BULK, BytesArrived, LaneBroken, MessageArrived, Transmit
@@ -40,6 +40,8 @@ class Switch:
         self._dialled: dict[str, Node] = {}
         self._parked: dict[str, list[Any]] = {name: [] for name in self._names}
         size = world.plan.total_bytes / len(world.plan.fragments)
+        rate = world.physics.hub_bytes_per_s
+        self._cards = {name: Card(rate) for name in self._names} if rate else {}
         self._bulk_bytes = int(world.physics.fragment_bytes or size)
 
     def _listeners(self, actor: str) -> tuple[str, ...]:
@@ -60,7 +62,9 @@ class Switch:
             name = f"{physics.seed}/link of {me}"
             if len(self._names) > 1:
                 name += f" to {listener}"
-            self.lines[me, listener] = Line(physics.wire, random.Random(name))
+            self.lines[me, listener] = Line(
+                physics.wire, random.Random(name), self._cards.get(listener)
+            )
             self._dialled[me] = node
 
     def unplug(self, node: Node) -> None:

@@ -19,7 +19,7 @@ IPC_BYTES_MAX = 107
 FILE = "file:"
 ADDRESS_CHARS_MAX = 1024
 REASON_CHARS_MAX = 1000
-"""The longest reason of an end in an address file."""
+"""The longest reason of an end beside an address file."""
 
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 _WANT = "want tcp://HOST:PORT"
@@ -162,32 +162,36 @@ def write_address(folder: Path, name: str, bound: str, advertise: str = "") -> s
             advertise = f"tcp://{stem}:{port}"
     elif host in ("tcp://0.0.0.0", "tcp://[::]"):
         advertise = f"tcp://127.0.0.1:{port}" if "[" not in host else f"tcp://[::1]:{port}"
-    _write(address_file(folder, name), advertise or bound)
+    path = address_file(folder, name)
+    end_file(path).unlink(missing_ok=True)
+    _write(path, advertise or bound)
     return advertise or bound
 
 
 def write_end(folder: Path, name: str, job_id: str, reason: str) -> None:
-    """Write into the lead's address file, below its address, that the job has ended.
+    """Write beside the lead's address file that the job has ended.
 
     Raises:
         OSError: the file cannot be written.
     """
-    path = address_file(folder, name)
-    address = read_regular(path, ADDRESS_CHARS_MAX).decode().partition("\n")[0]
-    said = " ".join(reason.split()).encode("ascii", "replace").decode()[:REASON_CHARS_MAX]
-    _write(path, f"{address}\n{job_id} {said}\n")
+    said = " ".join(reason.split())[:REASON_CHARS_MAX]
+    _write(end_file(address_file(folder, name)), f"{job_id} {said}")
+
+
+def end_file(path: Path) -> Path:
+    """The file beside an address file that says how the job has ended; absent while it runs."""
+    return path.with_name(f"{path.name}.ended")
 
 
 def end_at(address: str, job_id: str) -> str:
-    """Why a job has ended, if ``address`` is a file whose second line says so; otherwise empty."""
+    """Why a job has ended, if the file beside that of an address says so; otherwise empty."""
     if not address.startswith(FILE):
         return ""
     try:
-        path = Path(address.removeprefix(FILE))
-        text = read_regular(path, ADDRESS_CHARS_MAX + 2 * REASON_CHARS_MAX).decode()
-    except (OSError, UnicodeDecodeError):
+        path = end_file(Path(address.removeprefix(FILE)))
+        found = read_regular(path, 5 * REASON_CHARS_MAX).decode()
+    except (OSError, ValueError):
         return ""
-    found = text.partition("\n")[2].partition("\n")[0]
     return found.removeprefix(f"{job_id} ") if found.startswith(f"{job_id} ") else ""
 
 

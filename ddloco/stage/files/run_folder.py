@@ -90,7 +90,7 @@ def open_folder(folder: Path, job: Plain, *, overwrite: bool = False, join: bool
                 raise ConfigError(
                     f"{folder}: a run is under way there; stop it, or choose another --dir"
                 )
-            for path in (*folder.glob("*.address"), *(folder / name for name in CONTENTS)):
+            for path in (*folder.glob("*.address*"), *(folder / name for name in CONTENTS)):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         if (folder / "tapes").exists() and not join:
             raise ConfigError(f"{folder}: holds a run already; choose another --dir or --overwrite")

@@ -1,6 +1,7 @@
 """What the successor of an actor needs, in a place that it can reach if this host is lost.
 
-    PLACE/NAME.address                     where it listens, and that its job has ended
+    PLACE/NAME.address                     where it listens
+    PLACE/NAME.address.ended               that its job has ended
     PLACE/kept/..., PLACE/kept/NAME/...    what it keeps, as in its run folder
     PLACE/tapes/INCARNATION.tape/OFFSET    its tapes, in pieces as they were written
 
@@ -18,6 +19,7 @@ from pathlib import Path
 import trio
 
 from clocks import actor_of, open_regular
+from ddloco.stage.files.addresses import end_file
 from ddloco.stage.files.run_folder import KEPT, TAPES, address_file
 from replay.tape import SUFFIX
 from replay.tape_files import whose
@@ -69,6 +71,10 @@ class PlaceMirror:
                 self._copy_tape(path)
             for path in self._whole():
                 self._copy_whole(path)
+            end = end_file(address_file(self._folder, self._name))
+            if not end.exists() and self._place.stat(end.name) is not None:
+                self._confirm()
+                self._place.remove(end.name)  # The job has begun again.
 
     def bring(self) -> list[str]:
         """Replace the files of the run folder by those of the place.
@@ -116,7 +122,7 @@ class PlaceMirror:
         kept = self._folder / KEPT
         found = [path for folder in (kept, kept / self._name) for path in folder.glob("[!.]*")]
         address = address_file(self._folder, self._name)
-        return [path for path in (*sorted(found), address) if path.is_file()]
+        return [path for path in (*sorted(found), address, end_file(address)) if path.is_file()]
 
     def _is_kept(self, path: Path) -> bool:
         there = path.parent in (Path(KEPT), Path(KEPT) / self._name)
@@ -185,12 +191,17 @@ async def follow_addresses(place: Place, folder: Path, names: Iterable[str]) -> 
 
 
 def _follow(place: Place, folder: Path, name: str) -> None:
-    path = address_file(folder, name)
-    with place.open(path.name) as file:
-        data = bytearray(READ_BYTES)
-        found = bytes(data[: file.readinto(memoryview(data)) or 0])
-    if not path.is_file() or path.read_bytes() != found:
-        _replace(path, [found])
+    address = address_file(folder, name)
+    for path in (address, end_file(address)):
+        try:
+            with place.open(path.name) as file:
+                data = bytearray(READ_BYTES)
+                found = bytes(data[: file.readinto(memoryview(data)) or 0])
+        except FileNotFoundError:
+            path.unlink(missing_ok=True)
+            continue
+        if not path.is_file() or path.read_bytes() != found:
+            _replace(path, [found])
 
 
 def _replace(path: Path, contents: Iterable[bytes]) -> None:

@@ -177,6 +177,39 @@ def test_a_line_that_is_too_slow():
     assert doctor.round_trip(plan, mine, 0.0005, None).status == "warning"
 
 
+def test_what_many_learners_need_of_the_syncers():
+    """Too few shards are a warning with the number that would do, and so is what no number does."""
+    leaves = [Leaf(f"w{n}", (25_000_000,), "float32") for n in range(4)]  # 400 MB.
+    plan = make_plan(leaves, fragments=4, interval=8, strategy="balanced")
+    mine = job(sync={"fragments": 4, "interval": 8})
+
+    few = doctor.hub(plan, doctor.Lines(learners=20).of(mine), 1.0, None)
+    assert (few.status, few.remedy) == ("ok", "")
+    assert "20 learners that all take part: 953.7 MiB/s to the syncers" in few.said
+    assert "1.9 GiB of memory for the contributions of a merge" in few.said
+    more = doctor.hub(plan, doctor.Lines(learners=60).of(mine), 1.0, None)
+    assert more.status == "warning"
+    assert "set job.syncers = 3" in more.remedy
+    assert doctor.hub(plan, doctor.Lines(learners=60).of(mine), 1.0, 24.0).status == "ok"
+    most = doctor.hub(plan, doctor.Lines(learners=600).of(mine), 1.0, None)
+    assert "more than the 4 fragments; raise sync.interval" in most.remedy
+
+
+WRONG = [("--learners", "0"), ("--syncer-gbit", "0"), ("--learners", "2")]
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_the_syncers_are_asked_for_needs_a_job(words, tmp_path, capsys):
+    """One line; a number of learners that no job can have is refused."""
+    file = tmp_path / "job.toml"
+    file.write_text('[job]\ntask = "tests.tasks:regression"\n')
+    given = [*words] if words[1] == "2" else [str(file), *words]
+    with pytest.raises(SystemExit) as left:
+        main(["doctor", *given])
+    assert left.value.code == 2
+    assert words[0] in capsys.readouterr().err
+
+
 def test_too_few_cores(monkeypatch):
     """More threads of learners than cores make steps slower than the one that was timed."""
     tried = doctor.Tried(None, "cpu: a processor", 1.0, 0.05, 8, 0)

@@ -80,7 +80,7 @@ def test_the_syncer_leaves_its_address_and_passes_its_exit_code_on(on_skypilot, 
     fake = tmp_path / "ddloco"
     fake.write_text(
         '#!/bin/bash\nmkdir -p run; echo "${@: -1}" > run/syncer.address; sleep 1.5\n'
-        "echo ended >> run/syncer.address; exit 75\n"
+        "echo job ended > run/syncer.address.ended; exit 75\n"
     )
     fake.chmod(0o755)
     ran = subprocess.run(
@@ -92,7 +92,8 @@ def test_the_syncer_leaves_its_address_and_passes_its_exit_code_on(on_skypilot, 
         check=False,
     )
     assert (75, "") == (ran.returncode, ran.stderr)
-    assert "tcp://10.0.0.7:*\nended\n" == (tmp_path / "small-syncer.address").read_text()
+    assert "tcp://10.0.0.7:*\n" == (tmp_path / "small-syncer.address").read_text()
+    assert "job ended\n" == (tmp_path / "small-syncer.address.ended").read_text()
 
 
 def test_fewer_and_more(on_skypilot, tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddloco.simulation.network import WAYS, Line, Wire
+from ddloco.simulation.network import WAYS, Card, Line, Wire
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.files.faults import Fault
 
@@ -63,6 +63,25 @@ def test_a_delay_is_what_it_says():
     """Without jitter or a limit a message takes the delay, however large it is."""
     link = line(delay_s=0.25)
     assert [3.25, 4.25] == [link.carry(UP, "bulk", at, 10**9)[1] for at in (3.0, 4.0)]
+
+
+def test_a_card_is_shared_by_all_links():
+    """With one learner the line is the limit, with many the card; each direction for itself, and
+    short messages wait for no long ones."""
+
+    def last(count, way="to-syncer", lane="bulk"):
+        card = Card(bytes_per_s=1000.0)
+        wire = Wire(delay_s=0.0, bytes_per_s=250.0)
+        lines = [Line(wire, random.Random(n), card) for n in range(count)]
+        for each in lines:
+            each.carry("from-syncer", "bulk", 0.0, 500)
+        return max(each.carry(way, lane, 0.0, 500)[1] for each in lines)
+
+    assert [2.0, 2.0, 4.0, 32.0] == [last(count) for count in (1, 4, 8, 64)]
+    assert 2.0 == last(64, lane="control")
+    assert 64.0 == last(64, way="from-syncer")
+    line = Line(Wire(delay_s=0.0), random.Random(0), Card(bytes_per_s=1000.0))
+    assert [1.0, 2.0] == [line.carry(UP, "bulk", 0.0, 1000)[1] for _ in range(2)]
 
 
 def test_bandwidth_is_shared_by_the_messages_of_a_lane():
