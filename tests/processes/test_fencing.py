@@ -62,6 +62,7 @@ def test_a_stopped_syncer_is_succeeded_and_writes_nothing_more(started, job):
     assert_stops_and_replays(started, job)
 
 
+@pytest.mark.slow
 def test_a_syncer_that_was_stopped_goes_on_where_nobody_took_its_place(started, job):
     """As after Ctrl-Z and fg."""
     start_all(started, job)
@@ -73,6 +74,7 @@ def test_a_syncer_that_was_stopped_goes_on_where_nobody_took_its_place(started, 
     assert_stops_and_replays(started, job)
 
 
+@pytest.mark.slow
 def test_a_standby_takes_over_and_another_one_ends_with_the_job(started, job):
     """It acts as the next incarnation; no merge is lost or made twice."""
     first = start_all(started, job)
@@ -143,7 +145,7 @@ def test_a_standby_on_another_host_takes_over_from_the_place(started, job):
     standby = started.start(
         "syncer", "--bind", "tcp://127.0.0.1:*", "--standby", *lease, folder=other
     )
-    job.wait_until(lambda: (place / "tapes" / "syncer.1.tape").exists())
+    job.wait_until(lambda: (place / "syncer" / "tapes" / "syncer.1.tape").exists())
     time.sleep(3)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
@@ -166,6 +168,52 @@ def test_a_standby_on_another_host_takes_over_from_the_place(started, job):
     assert "no difference in" in replayed.stdout, replayed.stdout + replayed.stderr
     gaps = [line for line in replayed.stdout.splitlines() if line.strip().startswith("gap: ")]
     assert all(line.strip().startswith("gap: syncer.1: the tape ends after") for line in gaps)
+
+
+def test_a_learner_that_missed_the_end_hears_of_it(started, job):
+    """It was stopped while the syncer moved and ended; nobody answers it any more."""
+    first = start_all(started, job)
+    started.signal("learner-0", signal.SIGSTOP)
+    os.killpg(first.pid, signal.SIGKILL)
+    started.start("syncer", "--bind", "tcp://127.0.0.1:*", *SETTINGS)
+    job.wait_until(lambda: syncers(job.log(), 2, 4))
+    stopped = started.stop()
+    assert 0 == stopped.returncode, stopped.stderr
+    ended(started.running["syncer"], 0)
+    started.signal("learner-0", signal.SIGCONT)
+    assert "stopped: asked to stop by an observer" in ended(started.running["learner-0"], 0)
+
+
+@pytest.mark.slow
+def test_a_shard_of_two_is_succeeded_from_the_place(started, job):
+    """The lead goes on; the shard's fragments are merged again where their versions were."""
+    place = job.file.with_name("place")
+    more = ("--lease", str(place), "--set=job.syncers=2", *SETTINGS)
+    bind = ("--bind", "tcp://127.0.0.1:*")
+    started.start("syncer", *bind, *more)
+    shard = ("--name", "syncer-1", "--connect", f"file:{place}/syncer-0.address", *bind, *more)
+    first = started.start("syncer", *shard, folder=job.file.with_name("one"))
+    settings = ("--set=job.syncers=2", *SETTINGS)
+    for name in ("learner-0", "learner-1"):
+        words = ("--connect", f"lease:{place}", "--name", name, *settings)
+        started.start("learner", *words, folder=job.file.with_name(name))
+    one, two = copy(job), copy(job)
+    one.run_folder, two.run_folder = job.file.with_name("one"), job.file.with_name("two")
+    one.wait_for("merge", 8)
+    time.sleep(3)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    one.run_folder.rename(job.file.with_name("lost"))
+    started.start("syncer", *shard, folder=two.run_folder)
+    two.wait_for("merge", 8)
+    recovered = next(each for each in two.log() if each["event"] == "recovered")
+    assert recovered["t"] > 0
+    assert "syncer-1.2:" in recovered["ref"]
+    started.address = f"file:{place}/syncer-0.address"
+    stopped = started.stop()
+    assert 0 == stopped.returncode, stopped.stderr
+    for each in started.running.values():
+        ended(each, 0)
 
 
 def assert_stops_and_replays(started, job):

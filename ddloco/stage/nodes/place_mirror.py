@@ -2,8 +2,9 @@
 
     PLACE/NAME.address                     where it listens
     PLACE/NAME.address.ended               that its job has ended
-    PLACE/kept/..., PLACE/kept/NAME/...    what it keeps, as in its run folder
-    PLACE/tapes/INCARNATION.tape/OFFSET    its tapes, in pieces as they were written
+    PLACE/NAME/kept/...                    what is kept in its run folder: the name of the run, and
+                                           below NAME what the actor itself keeps
+    PLACE/NAME/tapes/TAPE/OFFSET           its tapes, in pieces as they were written
 
 The files of the run folder are the originals. They are copied once a second; what the last second
 brought is lost with the host. Peers have what was sent to them, so a syncer continues from the
@@ -55,6 +56,7 @@ class PlaceMirror:
         self._folder = folder
         self._name = name
         self._confirm = confirm
+        self._kept = (Path(KEPT), Path(KEPT) / name)
         self._copying = threading.Lock()
         self._copied: dict[str, tuple[int, int]] = {}
         self._lengths: dict[str, int] = {}
@@ -69,9 +71,12 @@ class PlaceMirror:
         with self._copying:
             for path in self._tapes():
                 self._copy_tape(path)
-            for path in self._whole():
-                self._copy_whole(path)
-            end = end_file(address_file(self._folder, self._name))
+            for kept in self._kept:
+                for path in sorted((self._folder / kept).glob("[!.]*")):
+                    self._copy_whole(path, self._there(path))
+            address = address_file(self._folder, self._name)
+            for path in (address, end := end_file(address)):
+                self._copy_whole(path, path.name)
             if not end.exists() and self._place.stat(end.name) is not None:
                 self._confirm()
                 self._place.remove(end.name)  # The job has begun again.
@@ -86,9 +91,7 @@ class PlaceMirror:
             StorageError: the place cannot be read.
             OSError: a file cannot be written.
         """
-        names = [name for name in self._place.files(KEPT) if self._is_kept(Path(name))]
-        if self._place.stat(f"{self._name}.address") is not None:
-            names.append(f"{self._name}.address")
+        names = [name for name in self._files(KEPT) if self._is_kept(Path(name))]
         for name in names:
             _replace(self._folder / name, self._contents(name))
         for tape, pieces in self._pieces().items():
@@ -118,30 +121,32 @@ class PlaceMirror:
         found = (self._folder / TAPES).glob(f"{self._name}.*{SUFFIX}")
         return sorted(path for path in found if actor_of(whose(path)[0]) == self._name)
 
-    def _whole(self) -> list[Path]:
-        kept = self._folder / KEPT
-        found = [path for folder in (kept, kept / self._name) for path in folder.glob("[!.]*")]
-        address = address_file(self._folder, self._name)
-        return [path for path in (*sorted(found), address, end_file(address)) if path.is_file()]
+    def _there(self, path: Path) -> str:
+        return f"{self._name}/{path.relative_to(self._folder).as_posix()}"
+
+    def _files(self, folder: str) -> dict[str, int]:
+        """The sizes of what is in the place below a folder, by the names that it has here."""
+        found = self._place.files(f"{self._name}/{folder}")
+        return {name.removeprefix(f"{self._name}/"): each.size for name, each in found.items()}
 
     def _is_kept(self, path: Path) -> bool:
-        there = path.parent in (Path(KEPT), Path(KEPT) / self._name)
-        return there and not path.name.startswith(".")
+        return path.parent in self._kept and not path.name.startswith(".")
 
     def _pieces(self) -> dict[str, dict[str, int]]:
         """The pieces of each tape in the place without gaps, by name, with their lengths."""
         found: dict[str, dict[str, int]] = {}
-        for name, file in sorted(self._place.files(TAPES).items()):
+        for name, size in sorted(self._files(TAPES).items()):
             path = Path(name)
             ours = actor_of(whose(path.parent)[0]) == self._name
             if ours and path.parent.parent == Path(TAPES) and path.name.isdecimal():
                 pieces = found.setdefault(path.parent.as_posix(), {})
                 if int(path.name) == _length(pieces):
-                    pieces[name] = file.size
+                    pieces[name] = size
         return found
 
-    def _copy_whole(self, path: Path) -> None:
-        name = path.relative_to(self._folder).as_posix()
+    def _copy_whole(self, path: Path, name: str) -> None:
+        if not path.is_file():
+            return
         with open_regular(path) as file:  # Files are replaced, so this one does not change.
             looks = os.fstat(file.fileno())
             stamp = looks.st_mtime_ns, looks.st_size
@@ -161,7 +166,7 @@ class PlaceMirror:
             file.seek(done)
             while data := file.read(PIECE_BYTES):
                 self._confirm()
-                self._place.put(f"{name}/{done:0{OFFSET_DIGITS}}", data)
+                self._place.put(f"{self._there(path)}/{done:0{OFFSET_DIGITS}}", data)
                 done += len(data)
                 self._lengths[name] = done
 
@@ -171,7 +176,7 @@ class PlaceMirror:
 
     def _contents(self, name: str) -> Iterator[bytes]:
         buffer = bytearray(READ_BYTES)
-        with self._place.open(name) as file:
+        with self._place.open(f"{self._name}/{name}") as file:
             while length := file.readinto(memoryview(buffer)):
                 yield bytes(buffer[:length])
 

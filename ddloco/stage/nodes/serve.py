@@ -57,6 +57,9 @@ LINKS_LOOK_S = 1.0
 ENDS = frozenset({"done", "stopped", "failed"})
 """How a lead ends that nobody needs to start again: its job is over for all actors."""
 
+STANDBY_LOOK_S = 1.0
+"""Interval, in seconds, at which a standby looks, which it does for days."""
+
 LAST_COPY_S = 3.0
 """How long, in seconds, the last copy to the place of the lease may take at the end."""
 
@@ -130,8 +133,9 @@ async def serve_role(
     program.curve(name)  # Keys that cannot be used are reported before anything is written.
     place = terms.lease or str(folder)
     lease = Lease(open_place(f"{place}/{LEASE}"), name, folder / LEASE)
-    mirror = PlaceMirror(open_place(place), folder, name, lease.confirm) if terms.lease else None
-    finish = INTERRUPTED
+    mirror, finish = None, INTERRUPTED
+    if terms.lease:
+        mirror = PlaceMirror(open_place(place), folder, name, lease.confirm)
     try:
         left = await _unless_left(partial(_succeed, lease, terms), terms)
         if isinstance(left, Finish):
@@ -142,7 +146,8 @@ async def serve_role(
             terms = await _mirrored(mirror, lease, terms)
         finish = await _act(program, name, folder, addresses, terms, lease=lease)
         if name == program.lead and name in program.listeners and finish.status in ENDS:
-            write_end(folder, name, program.id, f"{finish.status}: {finish.reason}")
+            with suppress(OSError):  # Then who asks later waits in vain.
+                write_end(folder, name, program.id, f"{finish.status}: {finish.reason}")
         if mirror is not None:
             with suppress(OSError), trio.move_on_after(LAST_COPY_S):
                 await trio.to_thread.run_sync(mirror.copy, abandon_on_cancel=True)
@@ -194,6 +199,8 @@ async def _act(
             if lease is not None:
                 await trio.to_thread.run_sync(_take, lease, incarnation)
             await _dial_others(program, endpoint, addresses, incarnation)
+            ended = partial(end_at, addresses[program.lead], program.id)
+            terms = replace(terms, beside=(*terms.beside, partial(stop_when_ended, ended)))
         if listens:
             terms.listening(write_address(folder, name, address, terms.advertise))
         hosted, granting = await _hosted(
@@ -217,10 +224,11 @@ def _note_followed(folder: Path, links: Links[Any]) -> None:
     newest = links.clock.newest(actor_of(me))
     if newest <= number_of(me):
         return
-    Record(folder).note(actor_of(me), newest)
-    if SUPERSEDED_UNLINKED in links.counters:
-        tape = folder / TAPES / f"{me}{SUFFIX}"
-        tape.rename(tape.with_suffix(".superseded"))
+    with suppress(OSError, RecordError):  # Then it hears of it again.
+        Record(folder).note(actor_of(me), newest)
+        if SUPERSEDED_UNLINKED in links.counters:
+            tape = folder / TAPES / f"{me}{SUFFIX}"
+            tape.rename(tape.with_suffix(".superseded"))
 
 
 async def _succeed(lease: Lease, terms: Terms) -> Granted:
@@ -239,7 +247,7 @@ async def _succeed(lease: Lease, terms: Terms) -> Granted:
                 does = "acts" if terms.standby else "may still live"
                 waits = "its end" if terms.standby else f"{SILENT_S:g} s for a sign of it"
                 console.print(f"{told} {does}: wait for {waits}", soft_wrap=True)
-            await trio.sleep(LOOK_S)
+            await trio.sleep(STANDBY_LOOK_S if terms.standby else LOOK_S)
             claim = await trio.to_thread.run_sync(look)
     except LeaseTakenError as error:
         raise ConfigError(str(error)) from None
@@ -462,6 +470,24 @@ async def _serve(
         endpoint.hurry(LEAVE_LINGER_S)
     await hosted.endpoint.aclose()
     return finish
+
+
+async def stop_when_ended(ended: Callable[[], str], hosted: HostedActor) -> None:
+    """Ask an actor to stop that has no link to its lead, once the lead's job is known to have
+    ended: the lead may have ended before the actor had found it again.
+
+    Args:
+        ended: returns why the job has ended, if it has.
+        hosted: the actor.
+    """
+    while True:
+        await trio.sleep(LINKS_LOOK_S)
+        if hosted.driver is None or hosted.program.lead in hosted.driver.actor.links.peers():
+            continue
+        reason = ended()
+        if reason:
+            hosted.request_stop(reason)
+            return
 
 
 async def leave_when_alone(hosted: HostedActor, patience_s: float) -> None:

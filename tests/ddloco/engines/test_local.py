@@ -9,11 +9,11 @@ import pytest
 
 FAKE = """\
 #!/bin/bash
+trap 'exit 75' TERM
 name=$(echo "$@" | sed 's/.*--name \\([^ ]*\\).*/\\1/')
 echo "$name" >> {folder}/started
 code=$(cat {folder}/$name.code 2>/dev/null || echo 0)
 if [ "$code" = long ]; then
-  trap 'exit 75' TERM
   sleep 60 &
   wait $!
   kill $!
@@ -70,7 +70,6 @@ def test_a_signal_makes_all_leave(started, tmp_path):
     script = started(dict.fromkeys(names, "long"), "--learners", "2")
     while any(starts(tmp_path, name) == 0 for name in names):
         time.sleep(0.01)
-    time.sleep(0.2)  # The traps are set.
 
     script.terminate()
     assert script.wait(20) == 75

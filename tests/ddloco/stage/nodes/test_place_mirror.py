@@ -49,7 +49,7 @@ def files(folder):
 
 OURS = {
     "kept/run", "kept/incarnations.json", "kept/syncer/fragment-0000.safetensors",
-    "tapes/syncer.1.tape", "syncer.address",
+    "tapes/syncer.1.tape",
 }  # fmt: skip
 
 
@@ -58,6 +58,8 @@ def test_an_empty_folder_gets_what_the_actor_had(place, folder, tmp_path):
     PlaceMirror(place, folder, "syncer").copy()
     brought = PlaceMirror(place, tmp_path / "new", "syncer").bring()
     assert OURS == set(brought)
+    assert place.stat("syncer.address") is not None, "for its learners"
+    assert [] == PlaceMirror(place, tmp_path / "shard", "syncer-1").bring()
     assert {name: data for name, data in files(folder).items() if name in OURS} == files(
         tmp_path / "new"
     )
@@ -91,10 +93,10 @@ def test_a_long_tape_travels_in_pieces_and_ends_at_the_first_gap(place, folder, 
     tape = folder / "tapes" / "syncer.1.tape"
     tape.write_bytes(bytes(range(256)) * (PIECE_BYTES // 128))
     PlaceMirror(place, folder, "syncer").copy()
-    assert 2 == len(place.files("tapes"))
+    assert 2 == len(place.files("syncer/tapes"))
     PlaceMirror(place, tmp_path / "whole", "syncer").bring()
     assert tape.read_bytes() == (tmp_path / "whole/tapes/syncer.1.tape").read_bytes()
-    place.remove(f"tapes/syncer.1.tape/{PIECE_BYTES:015}")
+    place.remove(f"syncer/tapes/syncer.1.tape/{PIECE_BYTES:015}")
     PlaceMirror(place, tmp_path / "gap", "syncer").bring()
     assert tape.read_bytes()[:PIECE_BYTES] == (tmp_path / "gap/tapes/syncer.1.tape").read_bytes()
 
@@ -119,8 +121,8 @@ def test_whoever_has_lost_its_lease_copies_nothing(place, folder):
 
     with pytest.raises(OSError, match=r"syncer\.2 acts"):
         PlaceMirror(place, folder, "syncer", lost).copy()
-    assert not place.files("kept")
-    assert not place.files("tapes")
+    assert not place.files("syncer/kept")
+    assert not place.files("syncer/tapes")
 
 
 def test_a_failed_copy_is_made_again(place, folder, tmp_path):
@@ -147,7 +149,7 @@ def test_names_that_lead_elsewhere_are_not_brought(place, folder, tmp_path, name
     listed = place.files
 
     def more(below):
-        return {**listed(below), name: next(iter(listed("kept").values()))}
+        return {**listed(below), f"syncer/{name}": next(iter(listed("syncer/kept").values()))}
 
     place.files = more
     assert OURS == set(PlaceMirror(place, tmp_path / "new", "syncer").bring())
