@@ -194,7 +194,8 @@ job JOB.toml:path                 the job file
 ~--submit                         give it to bash, kubectl or Python
 """, more=LAUNCH, run="launch"),
 Command("status", "show the state of running syncers, and who waits for whom", """
-addresses ADDRESS+                a syncer: tcp://127.0.0.1:5555; with --at a run folder
+addresses ADDRESS+                a syncer: tcp://127.0.0.1:5555, file:RUN/syncer.address or
+                                  lease:PLACE; with --at a run folder
 --at EVENT                        of a recorded run: the state of all actors as an event knew it:
                                   syncer.1:540, merge:40 or step:learner-1:120
 --watch                           repeat every second until Ctrl-C
@@ -203,7 +204,7 @@ addresses ADDRESS+                a syncer: tcp://127.0.0.1:5555; with --at a ru
 """, more="""\
 Exit code 0: all have answered. 1: one did not, and is named.""", run="status"),
 Command("observe", "follow a running job until it ends, without taking part in it", """
-address ADDRESS                   the syncer: tcp://127.0.0.1:5555
+address ADDRESS                   the syncer: tcp://127.0.0.1:5555, file:PATH or lease:PLACE
 --prometheus PORT:int             serve metrics on 127.0.0.1:PORT
 --tensorboard DIR:path            write metrics for TensorBoard
 @track
@@ -228,7 +229,7 @@ says otherwise.
 
   ddloco track runs/first --to tensorboard:curves""", run="track"),
 Command("stop", "end a running job for all actors, in good order", """
-address ADDRESS                   the syncer: tcp://127.0.0.1:5555
+address ADDRESS                   the syncer: tcp://127.0.0.1:5555, file:PATH or lease:PLACE
 @asking
 """, more="""\
 The model is scored and saved, and every actor ends with exit code 0. A signal to one
@@ -379,7 +380,7 @@ Command("snapshot", "take snapshots of a job, list and verify them, export a mod
 
 """, more=SNAPSHOTS, question=("action", "ACTION"), commands=[
 Command("take", "take a snapshot of a running job, and print its id", """
-address ADDRESS                   the syncer: tcp://127.0.0.1:5555
+address ADDRESS                   the syncer: tcp://127.0.0.1:5555, file:PATH or lease:PLACE
 @asking
 """, more="""\
 Each actor that is not in it is named, with the reason. The job continues meanwhile.

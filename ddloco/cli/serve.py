@@ -18,7 +18,7 @@ from ddloco.roles.job_program import program_of
 from ddloco.roles.loss_log import LossLog
 from ddloco.roles.past_job import past_end
 from ddloco.stage.actors.effects import Finish
-from ddloco.stage.files.addresses import check_advertise, check_dial
+from ddloco.stage.files.addresses import LEASE_PLACE, check_advertise, check_dial
 from ddloco.stage.files.run_folder import (
     LEASE,
     LOSS_FILE,
@@ -37,8 +37,6 @@ from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.malloc import keep_freed_memory
 from ddloco.workers.task import TaskError, check_task_name, task_digest
 from snapshot import SnapshotError, StorageError, open_place
-
-LEASE_PLACE = "lease:"
 
 PATIENCE_S_MAX = 366 * 86_400
 """Longer is a mistake, or means for ever, for which there is 0."""

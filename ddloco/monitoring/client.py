@@ -15,7 +15,7 @@ import trio
 
 from ddloco.stage.actors.observations import BEGUN, DISCARDED, TAKEN
 from ddloco.stage.driver.endpoints import new_endpoint
-from ddloco.stage.files.addresses import check_dial
+from ddloco.stage.files.addresses import LEASE_PLACE, check_dial, end_at
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.observers.observer_protocol import (
     OBSERVER,
@@ -217,6 +217,9 @@ class Observer:
         return f"{self._address}: no answer for {SILENCE_S_MAX:.0f} s"
 
     def _no_answer(self) -> str:
+        ended = end_at(self._address)
+        if ended:
+            return f"{self._address}: the job has ended: {ended}"
         keys = ", with these keys?" if self._keyed else "? (a job with keys needs --keys)"
         return f"no answer from {self._address}: is a syncer listening there{keys}"
 
@@ -244,6 +247,8 @@ async def open_observer(
     Raises:
         ConfigError: the address is invalid, or the keys cannot be used.
     """
+    if address.startswith(LEASE_PLACE):
+        address = await trio.to_thread.run_sync(_found_in, address)
     check_dial("", address)
     curve = _curve(keys, owner=owner) if keys is not None else None
     async with open_context() as context:
@@ -260,6 +265,23 @@ async def open_observer(
             raise
         finally:
             await endpoint.aclose()
+
+
+def _found_in(address: str) -> str:
+    """The address of the lead of a job whose lease is in a place."""
+    # A place needs modules that take longer to import than most commands run.
+    from ddloco.job.config import SYNCER  # noqa: PLC0415
+    from ddloco.stage.nodes.place_mirror import address_in  # noqa: PLC0415
+    from snapshot import SnapshotError, StorageError, open_place  # noqa: PLC0415
+
+    names = (SYNCER, f"{SYNCER}-0")  # The lead of a job without and with shards.
+    try:
+        found = address_in(open_place(address.removeprefix(LEASE_PLACE)), names)
+    except (SnapshotError, StorageError) as error:
+        raise ConfigError(str(error)) from None
+    if not found:
+        raise ConfigError(f"{address}: has no address of a syncer; see ddloco syncer --lease")
+    return found
 
 
 def _curve(keys: Path, *, owner: bool) -> "Curve":

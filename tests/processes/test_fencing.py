@@ -154,7 +154,7 @@ def test_a_standby_on_another_host_takes_over_from_the_place(started, job):
     at.run_folder = other
     at.wait_until(lambda: syncers(at.log(), 2, 8))
     started.running = {name: each for name, each in started.running.items() if each is not first}
-    started.address = f"file:{place}/syncer.address"
+    started.address = f"lease:{place}"
     stopped = started.stop()
     assert 0 == stopped.returncode, stopped.stderr
     said = {name: ended(each, 0) for name, each in started.running.items()}
@@ -209,7 +209,7 @@ def test_a_shard_of_two_is_succeeded_from_the_place(started, job):
     recovered = next(each for each in two.log() if each["event"] == "recovered")
     assert recovered["t"] > 0
     assert "syncer-1.2:" in recovered["ref"]
-    started.address = f"file:{place}/syncer-0.address"
+    started.address = f"lease:{place}"
     stopped = started.stop()
     assert 0 == stopped.returncode, stopped.stderr
     for each in started.running.values():

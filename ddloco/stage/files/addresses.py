@@ -17,6 +17,9 @@ IPC_BYTES_MAX = 107
 """The longest path of a Unix socket: ``sun_path`` of unix(7)."""
 
 FILE = "file:"
+LEASE_PLACE = "lease:"
+"""Before a place with the lease of a job's syncers, which has their addresses, too."""
+
 ADDRESS_CHARS_MAX = 1024
 REASON_CHARS_MAX = 1000
 """The longest reason of an end beside an address file."""
@@ -183,8 +186,13 @@ def end_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.ended")
 
 
-def end_at(address: str, job_id: str) -> str:
-    """Why a job has ended, if the file beside that of an address says so; otherwise empty."""
+def end_at(address: str, job_id: str = "") -> str:
+    """Why a job has ended, if the file beside that of an address says so; otherwise empty.
+
+    Args:
+        address: of a lead; only one in a file has another file beside it.
+        job_id: the job; empty for any.
+    """
     if not address.startswith(FILE):
         return ""
     try:
@@ -192,7 +200,8 @@ def end_at(address: str, job_id: str) -> str:
         found = read_regular(path, 5 * REASON_CHARS_MAX).decode()
     except (OSError, ValueError):
         return ""
-    return found.removeprefix(f"{job_id} ") if found.startswith(f"{job_id} ") else ""
+    whose, _, reason = found.partition(" ")
+    return reason if job_id in ("", whose) else ""
 
 
 def _write(path: Path, text: str) -> None:

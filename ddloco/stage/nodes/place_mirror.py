@@ -198,15 +198,34 @@ async def follow_addresses(place: Place, folder: Path, names: Iterable[str]) -> 
 def _follow(place: Place, folder: Path, name: str) -> None:
     address = address_file(folder, name)
     for path in (address, end_file(address)):
-        try:
-            with place.open(path.name) as file:
-                data = bytearray(READ_BYTES)
-                found = bytes(data[: file.readinto(memoryview(data)) or 0])
-        except FileNotFoundError:
+        found = _read(place, path.name)
+        if found is None:
             path.unlink(missing_ok=True)
-            continue
-        if not path.is_file() or path.read_bytes() != found:
+        elif not path.is_file() or path.read_bytes() != found:
             _replace(path, [found])
+
+
+def address_in(place: Place, names: Iterable[str]) -> str:
+    """The address of the first of these actors that has one in a place; empty if none has.
+
+    Raises:
+        StorageError: the place cannot be read.
+    """
+    for name in names:
+        found = _read(place, f"{name}.address")
+        if found:
+            return found.decode("ascii", "replace")
+    return ""
+
+
+def _read(place: Place, name: str) -> bytes | None:
+    """A short file; None if it is not there."""
+    data = bytearray(READ_BYTES)
+    try:
+        with place.open(name) as file:
+            return bytes(data[: file.readinto(memoryview(data)) or 0])
+    except FileNotFoundError:
+        return None
 
 
 def _replace(path: Path, contents: Iterable[bytes]) -> None:

@@ -10,8 +10,9 @@ import trio.testing
 
 from ddloco.job.keys import names_for
 from ddloco.monitoring import client
-from ddloco.monitoring.client import ROUTE, Observer, UnansweredError
+from ddloco.monitoring.client import ROUTE, Observer, UnansweredError, open_observer
 from ddloco.stage.arrays.array_table import ArrayTable
+from ddloco.stage.files.addresses import write_address, write_end
 from ddloco.stage.files.keys import make_keys
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.observers.observer_protocol import News, Told
@@ -375,3 +376,29 @@ async def test_the_key_of_dashboards_ends_no_job(tmp_path):
     assert "\n" not in str(raised.value)
     async with client.open_observer("tcp://127.0.0.1:9", 0.1, keys):
         pass
+
+
+async def test_a_lead_is_found_by_its_place(tmp_path):
+    """Its address is there; one line says that it is not, or that the place cannot be used."""
+    for name in ("syncer", "syncer-0"):
+        place = tmp_path / name
+        place.mkdir()
+        (place / f"{name}.address").write_text("tcp://127.0.0.1:5555")
+        async with open_observer(f"lease:{place}", 1.0, None) as observer:
+            assert "tcp://127.0.0.1:5555" in observer._no_answer()
+    for place, said in (
+        ("empty", "has no address of a syncer"),
+        ("nope://x", "Protocol not known"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            async with open_observer(f"lease:{place}", 1.0, None):
+                pass
+
+
+async def test_a_job_that_has_ended_is_no_silence(tmp_path):
+    """Where the address is in a file, the file beside it says how."""
+    write_address(tmp_path, "syncer", "tcp://127.0.0.1:5555")
+    write_end(tmp_path, "syncer", "job-1", "done: 40 of 40 steps")
+    async with open_observer(f"file:{tmp_path}/syncer.address", 0.1, None) as observer:
+        with pytest.raises(UnansweredError, match="the job has ended: done: 40 of 40 steps"):
+            await observer.status()
