@@ -332,6 +332,12 @@ class Size:
         return [(name, round(nbytes / 2**20, 1)) for name, nbytes in found.items()]
 
 
+def told(cluster: Cluster) -> list[str]:
+    """What the syncer's log says was refused so far."""
+    events = {line["event"] for line in cluster.logs[SYNCER].read()}
+    return sorted(each for each in events if each.endswith("refused"))
+
+
 def fuzz(
     cluster: Cluster,
     count: int,
@@ -366,8 +372,7 @@ def fuzz(
         }
     finally:
         fuzzer.close()
-    refused = {line["event"] for line in cluster.logs[SYNCER].read()}
-    figures["told"] = sorted(each for each in refused if each.endswith("refused"))
+    figures["told"] = told(cluster)
     figures["thrown"] = dict(sorted(fuzzer.thrown.items()))
     return figures
 
