@@ -32,9 +32,13 @@ class ReplayGate:
         """Whether none of a tape's events may be handled."""
         return self._limits is not None and not self._limits.get(incarnation, 0)
 
+    def beyond(self, incarnation: str, number: int) -> bool:
+        """Whether an event of a tape is not handled before the cut is reached."""
+        return self._limits is not None and number > self._limits.get(incarnation, 0)
+
     async def passing(self, incarnation: str, number: int) -> None:
         """Wait until event ``number`` of a tape may be handled."""
-        if self._limits is not None and number > self._limits.get(incarnation, 0):
+        if self.beyond(incarnation, number):
             self.ended(incarnation)
             await self._opened.wait()
 

@@ -53,6 +53,9 @@ class ReplayState:
 
     def posted_by(self, sender: str, number: int) -> bool:
         """Whether there is a tape to check a message of the sender's event ``number`` against."""
+        if self.gate.beyond(sender, number):
+            # A message that came too late to be accepted: the clock of the cut does not know it.
+            return False
         if sender in self._tapes:
             return not self._is_lost(sender, number)
         # Of an actor with other tapes in this replay, the incarnation is named that has none.
