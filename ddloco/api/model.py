@@ -14,10 +14,10 @@ from ddloco.job.job_folder import place_of, run_of_place
 from ddloco.stage.driver.resume import place_and_id
 from ddloco.stage.files.run_folder import JOB_FILE, SNAPSHOTS
 from ddloco.stage.files.toml import ConfigError, read_toml
-from ddloco.stage.process.entry_point import NamedError, PinnedFinder, called, pinned_file
+from ddloco.stage.process.entry_point import KeptFinder, NamedError, called
 from ddloco.workers.executor import MODEL_FILE
 from ddloco.workers.task import TaskError
-from ddloco.workers.task_sources import SOURCE
+from ddloco.workers.task_sources import kept_modules
 from snapshot import Manifest, SnapshotError, Store, load_tensors
 
 GLOBAL = re.compile(r"theta/([0-9]+)/([0-9]+)")
@@ -177,7 +177,7 @@ def task_made(
     Args:
         task: the function that makes it, or its name.
         options: the function's keyword arguments.
-        folder: the run folder that has the task's module, if that is a pinned one.
+        folder: the run folder, which may keep the task's module; see ``kept_modules``.
 
     Raises:
         TaskError: the task cannot be used.
@@ -185,11 +185,12 @@ def task_made(
     if not isinstance(task, str):
         return task(**options)
     here = str(Path.cwd())
-    pinned = pinned_file(folder / SOURCE, task) if folder is not None else None
-    finders = [PinnedFinder(pinned)] if pinned is not None else []
+    kept = kept_modules(folder, task) if folder is not None else None
+    finders = [KeptFinder(kept)] if kept is not None else []
     added = here not in sys.path
     try:
-        sys.meta_path += finders
+        for finder in finders:
+            finder.install()
         if added:
             sys.path.append(here)
         return called("task", task, options)

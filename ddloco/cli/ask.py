@@ -67,7 +67,7 @@ def with_source(given: argparse.Namespace, problem: str) -> str:
     for said in reversed(given.overrides):
         if f"{key}.".startswith(f"{said.partition('=')[0].strip()}."):
             return f"--set {said}: {problem}"
-    return f"{given.job}: {problem}"
+    return f"{given.job}: {problem}" if given.job is not None else problem
 
 
 def timeout_of(given: argparse.Namespace) -> float:

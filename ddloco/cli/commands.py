@@ -144,8 +144,9 @@ job JOB.toml:path                 the job file
 @actor
 """, run="syncer"),
 Command("learner", "run one learner of a job on this host", """
-job JOB.toml:path                 the job file
---dir=folder RUN:path!            run folder
+job JOB.toml:path?                the job file; without one the syncer sends it, and the task's
+                                  source, which needs --keys or --trust
+--dir=folder RUN:path             run folder (default: runs/NAME)
 @overrides
 @continues
 --connect ADDRESS+!               the syncer, tcp://host:5555; or file:PATH, a file with its

@@ -35,13 +35,12 @@ from ddloco.stage.arrays.shared_memory import MEMORY_FOLDER, SharedMemory
 from ddloco.stage.files.addresses import check_listen
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND, HELD
-from ddloco.stage.process.entry_point import pinned_file
 from ddloco.workers import rpc
 from ddloco.workers.merge_kernel import CompiledKernel, merge_kernel
 from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError, open_worker
 from ddloco.workers.quantization_kernel import CompiledQuantizer, quantizer
 from ddloco.workers.task import TaskError, task_digest
-from ddloco.workers.task_sources import SOURCE
+from ddloco.workers.task_sources import kept_modules
 
 PYTHON_MIN = (3, 11)
 
@@ -419,10 +418,10 @@ async def _try(job: Job, file: Path) -> Tried:
 
 @asynccontextmanager
 async def _worker(job: Job, file: Path) -> AsyncIterator[tuple[WorkerProcess, SharedMemory]]:
-    pinned = pinned_file(file.parent / SOURCE, job.job.task)
+    kept = kept_modules(file.parent, job.job.task)
     worker = job.worker_of(job.learner_names()[0])
     with closing(SharedMemory()) as arena:
-        async with open_worker("doctor.1", arena, worker, pinned=pinned) as process:
+        async with open_worker("doctor.1", arena, worker, kept=kept) as process:
             yield process, arena
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import trio
 
+from ddloco.api.launch import RUNS
 from ddloco.cli.ask import complain, with_source
 from ddloco.job.config import Job, load_job
 from ddloco.job.job_folder import check_place, holds_job
@@ -17,6 +18,7 @@ from ddloco.monitoring.live_display import follow
 from ddloco.roles.job_program import program_of
 from ddloco.roles.loss_log import LossLog
 from ddloco.roles.past_job import past_end
+from ddloco.roles.received_job import Asker
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.files.addresses import LEASE_PLACE, check_advertise, check_dial
 from ddloco.stage.files.run_folder import (
@@ -75,6 +77,7 @@ def syncer(given: argparse.Namespace) -> int:
 
 def learner(given: argparse.Namespace) -> int:
     """``ddloco learner``: run one learner."""
+    given.folder = given.folder or RUNS / given.name
 
     async def serve(job: Job) -> Finish:
         terms, program = replace(_terms(given), alone=given.alone), program_of(job)
@@ -158,7 +161,10 @@ def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
     made = [] if given.join else folders_to_make(given.folder)
     keep_freed_memory()  # Before any thread starts, in particular libzmq's.
     try:
-        job = with_keys(load_job(given.job, given.overrides), given.keys)
+        found = _job(given)
+        if isinstance(found, Finish):
+            return _concluded(given, found)
+        job = with_keys(found, given.keys)
         task_digest(job.job.task, given.folder)
         check_task_name(job.job.task)
         check_place(job)
@@ -172,6 +178,31 @@ def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
     except (ConfigError, TaskError, SnapshotError, StorageError) as error:
         remove_unused(made)
         return complain(error)
+    return _concluded(given, finish)
+
+
+def _job(given: argparse.Namespace) -> Job | Finish:
+    """The job of the command's job file, or else of the syncer; or how this process ends without.
+
+    Raises:
+        ConfigError: it cannot be had, or must not be used.
+    """
+    if given.job is not None:
+        return load_job(given.job, given.overrides)
+    if given.overrides:
+        raise ConfigError(f"--set {given.overrides[0]}: without JOB.toml the syncer has the job's")
+
+    def waiting(whom: str) -> None:
+        SafeConsole(stderr=True, markup=False).print(f"wait for {whom}", soft_wrap=True)
+
+    terms = _terms(given)
+    return Asker(
+        given.name, given.folder, given.connect[0], given.keys, terms, waiting=waiting
+    ).job()
+
+
+def _concluded(given: argparse.Namespace, finish: Finish) -> int:
+    """Say how the process ended; returns its exit code."""
     if finish.status == "bad-input":
         # The command that started this one names the job file that it was given.
         parented = given.with_parent

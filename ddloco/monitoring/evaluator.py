@@ -16,10 +16,9 @@ from ddloco.job.config import Job
 from ddloco.job.protocol.fragment_plan import FragmentPlan, wire_layout
 from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.files.toml import ConfigError
-from ddloco.stage.process.entry_point import pinned_file
 from ddloco.workers import rpc
 from ddloco.workers.process import WorkerProcess, open_worker
-from ddloco.workers.task_sources import SOURCE
+from ddloco.workers.task_sources import kept_modules
 from snapshot import save_tensors
 from transport import DTYPES, Payload
 
@@ -145,8 +144,8 @@ async def open_scorer(
         WorkerDiedError: the process ended.
     """
     with closing(SharedMemory()) as arena:
-        pinned = pinned_file(source.parent / SOURCE, job.job.task)
-        async with open_worker("observer.1", arena, job.worker, pinned=pinned) as process:
+        kept = kept_modules(source.parent, job.job.task)
+        async with open_worker("observer.1", arena, job.worker, kept=kept) as process:
             plan = await _prepare(job, process)
 
             async def score(span: rpc.Span) -> rpc.Scored:

@@ -35,13 +35,13 @@ from ddloco.stage.actors.events import WorkResult
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.driver.snapshot_sink import DigestSink
-from ddloco.stage.process.entry_point import pinned_file
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentHistory
-from ddloco.workers.process import open_worker
+from ddloco.workers.process import WorkerRequestError, open_worker
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
-from ddloco.workers.task_sources import SOURCE
+from ddloco.workers.task import TaskError, task_digest
+from ddloco.workers.task_sources import kept_modules
 from replay import Tape, describe
 
 WITH_TENSORS = FragmentEncoded, FragmentMerged, StepFinished
@@ -234,7 +234,7 @@ async def open_executor(
 
     Args:
         job: the job.
-        each: the tape; pinned tasks are taken from its run folder.
+        each: the tape; its run folder may keep the task's module.
         folder: where work may leave files.
         history: where a syncer stores its merges.
         task: what the worker imports.
@@ -249,8 +249,13 @@ async def open_executor(
         name, arrays = each.incarnation, ArrayTable(arena)
         # Of a job whose task is not believed, neither is its [worker] env.
         worker = job.worker_of(actor_of(name)) if task == job.job.task else Worker()
-        pinned = pinned_file(run_folder_of(each.path) / SOURCE, task)
-        async with open_worker(name, arena, worker, recorded, pinned, turns=turns) as process:
+        run_folder = run_folder_of(each.path)
+        try:
+            task_digest(task, run_folder)
+        except TaskError as error:
+            raise WorkerRequestError(rpc.Failed("task", str(error))) from None
+        kept = kept_modules(run_folder, task)
+        async with open_worker(name, arena, worker, recorded, kept, turns=turns) as process:
             executor = WorkExecutor(
                 job,
                 name,

@@ -41,7 +41,6 @@ from ddloco.stage.files.settings import SnapshotTable, TapeTable
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.node import HostedActor, OpenedActor
 from ddloco.stage.nodes.runnable import Runnable
-from ddloco.stage.process.entry_point import pinned_file
 from ddloco.stage.process.errors import raised_at, said_of
 from ddloco.stage.tapes.side_channel import SideChannel
 from ddloco.workers import rpc
@@ -49,7 +48,7 @@ from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentFolder
 from ddloco.workers.process import WorkerDiedError, WorkerRequestError, open_worker
 from ddloco.workers.task import TaskError, task_digest
-from ddloco.workers.task_sources import SOURCE, keep_sources
+from ddloco.workers.task_sources import keep_sources, kept_modules
 from replay import TapeError, bytes_of
 from transport import Event
 from transport.curve_auth import Curve
@@ -258,9 +257,9 @@ class JobProgram(Runnable):
         """Open everything that the actor needs, the worker process first."""
         folder, name = hosted.folder, hosted.name
         with closing(SharedMemory()) as arena:
-            pinned = pinned_file(folder / SOURCE, self.job.job.task)
+            kept = kept_modules(folder, self.job.job.task)
             worker = self.job.worker_of(name)
-            async with open_worker(hosted.incarnation, arena, worker, pinned=pinned) as process:
+            async with open_worker(hosted.incarnation, arena, worker, kept=kept) as process:
                 arrays = ArrayTable(arena)
                 process.show_trace = partial(_show_trace, process.show_trace, hosted)
                 keep = await trio.to_thread.run_sync(self._open_keep, hosted)
@@ -281,6 +280,7 @@ class JobProgram(Runnable):
                     yield None
                     return
                 await trio.to_thread.run_sync(keep_sources, folder, prepared.sources)
+                hosted.tell_source(prepared.sources)
                 yield await self._opened(hosted, executor, arrays, prepared, keep)
                 assert hosted.finish is not None, "the actor has run"
                 if hosted.finish.status == "done" and name == self.lead:

@@ -24,6 +24,10 @@ TOLD_EVERY_S = 10.0
 """Interval of the progress lines, in seconds, while a worker draws batches again."""
 
 
+METHODS = ("next", "state", "restore")
+"""What a stream has."""
+
+
 @dataclass(slots=True)
 class _Ahead:
     """A batch that was drawn before it is used, or why it could not be drawn.
@@ -47,10 +51,16 @@ class DataStream:
             drawn, by a stream that shuffles its data where they lie.
 
     Raises:
-        TaskError: the stream's state is not plain data.
+        TaskError: it is no stream, or its state is not plain data.
     """
 
     def __init__(self, task: str, batches: Batches, copied: Callable[[Any], Any]) -> None:
+        missing = [name for name in METHODS if not callable(getattr(batches, name, None))]
+        if missing:
+            raise TaskError(
+                f"task {task}: batches() returned a {type(batches).__name__} without "
+                f"{missing[0]}(); want an object with next(), state() and restore(state)"
+            )
         self._task = task
         self._batches = batches
         self._copied = copied

@@ -6,8 +6,10 @@ A module of its own, so that the server and the workers that it forks import no 
 from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
+from ddloco.stage.process.entry_point import KeptModules
+
 FORK_BYTES_MAX = 65536
-"""The size of one request: a name and two paths."""
+"""The size of one request: a name, two paths, and the names of up to 500 modules."""
 
 FORK_FDS_MAX = 8
 """Descriptors of one request: the two sockets, standard input, and an arena's files."""
@@ -26,13 +28,13 @@ class Fork(Struct, frozen=True):
     Attributes:
         name: the actor's incarnation.
         shared: for each file of the arena, whether its descriptor comes along.
-        pinned: the file of the task's module, if that is a pinned one; else empty.
+        kept: the modules that the run folder keeps; see ``kept_modules``.
         turns: the file by which workers take turns at the prompt; empty where none stops.
     """
 
     name: str
     shared: tuple[bool, ...]
-    pinned: str = ""
+    kept: KeptModules | None = None
     turns: str = ""
 
 

@@ -188,7 +188,7 @@ def run_worker(fork: Fork, fds: list[int]) -> None:
         if fork.turns:
             os.dup2(fds.pop(0), 0)
         shared = [fds.pop(0) if each else -1 for each in fork.shared]
-        server.run(fork.name, link, shared, pinned=fork.pinned, turns=fork.turns, saying=saying)
+        server.run(fork.name, link, shared, kept=fork.kept, turns=fork.turns, saying=saying)
         code = 0
     except SystemExit as error:  # From user code.
         code = error.code if isinstance(error.code, int) else 1

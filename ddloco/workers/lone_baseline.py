@@ -14,11 +14,10 @@ from clocks import MonotonicTime
 from ddloco.job.config import Job
 from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.files.run_folder import LOG_FILE
-from ddloco.stage.process.entry_point import pinned_file
 from ddloco.stage.process.log import ActorLog
 from ddloco.workers import rpc
 from ddloco.workers.process import open_worker
-from ddloco.workers.task_sources import SOURCE
+from ddloco.workers.task_sources import kept_modules
 
 STEPS_ASKED = 10
 """Steps per request to the worker, small enough for progress reports and Ctrl-C."""
@@ -36,8 +35,8 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
         log = ActorLog(folder / LOG_FILE, job.job.method, time.began)
         stack.enter_context(closing(log))
         arena = stack.enter_context(closing(SharedMemory()))
-        pinned = pinned_file(folder / SOURCE, job.job.task)
-        opened = open_worker(job.job.method, arena, job.worker, pinned=pinned)
+        kept = kept_modules(folder, job.job.task)
+        opened = open_worker(job.job.method, arena, job.worker, kept=kept)
         process = await stack.enter_async_context(opened)
         request = rpc.Prepare(job.job.task, job.task, job.inner, job.job.seed, 0, 1, job.job.steps)
         await process.expect(request, rpc.Prepared)

@@ -15,6 +15,7 @@ import trio
 
 from ddloco.job.config import Worker
 from ddloco.stage.arrays.shared_memory import SharedMemory
+from ddloco.stage.process.entry_point import KeptModules
 from ddloco.workers import rpc
 from ddloco.workers.environment import worker_environment
 from ddloco.workers.fork_protocol import Fork
@@ -199,7 +200,7 @@ async def open_worker(
     arena: SharedMemory,
     worker: Worker,
     recorded: Mapping[str, str] | None = None,
-    pinned: Path | None = None,
+    kept: KeptModules | None = None,
     *,
     turns: Path | None = None,
 ) -> AsyncIterator[WorkerProcess]:
@@ -210,7 +211,7 @@ async def open_worker(
         arena: its shared memory.
         worker: threads and environment, from the job file.
         recorded: for a replay, the environment in the tape's fingerprint.
-        pinned: the file of the task's module, if that is a pinned one.
+        kept: the modules that the run folder keeps; see ``kept_modules``.
         turns: the file by which workers take turns at the terminal, where the task's own
             ``breakpoint()`` opens a debugger; None where it does not.
     """
@@ -221,7 +222,7 @@ async def open_worker(
         request = Fork(
             name,
             tuple(each >= 0 for each in shared),
-            str(pinned) if pinned is not None else "",
+            kept,
             str(turns) if turns is not None else "",
         )
         with theirs:

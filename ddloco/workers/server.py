@@ -34,7 +34,7 @@ from ddloco.job.config import Inner
 from ddloco.job.protocol.fragment_plan import STATE, FragmentPlan, Leaf
 from ddloco.job.protocol.state_layout import Moments
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView
-from ddloco.stage.process.entry_point import PinnedFinder, look_here_first
+from ddloco.stage.process.entry_point import KeptFinder, KeptModules, look_here_first
 from ddloco.workers import breakpoints, rpc
 from ddloco.workers.compilation_cache import (
     CACHE_DIR,
@@ -791,7 +791,13 @@ def leave_signals_to_parent() -> None:
 
 
 def run(
-    name: str, link: socket.socket, shared: Sequence[int], *, pinned: str, turns: str, saying: int
+    name: str,
+    link: socket.socket,
+    shared: Sequence[int],
+    *,
+    kept: KeptModules | None,
+    turns: str,
+    saying: int,
 ) -> None:
     """Be an actor's worker in this process, until the actor closes the socket.
 
@@ -799,15 +805,15 @@ def run(
         name: the actor's incarnation.
         link: requests come and answers go here.
         shared: the descriptors of the actor's arena; -1 for a file that could not be created.
-        pinned: the file of the task's module, if that is a pinned one; else empty.
+        kept: the modules that the run folder keeps; see ``kept_modules``.
         turns: see ``breakpoints.install``.
         saying: see ``open_devices``.
     """
     leave_signals_to_parent()
     breakpoints.install(name, turns)
     look_here_first(Path.cwd())
-    if pinned:
-        sys.meta_path.append(PinnedFinder(Path(pinned)))
+    if kept is not None:
+        KeptFinder(kept).install()
     # If the actor has ended, the answer is not needed.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         # A debugger is to open in a step, not before there is one.

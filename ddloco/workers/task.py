@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from ddloco.stage.process.entry_point import NamedError, called, check_function, source_digest
-from ddloco.workers.task_sources import SOURCE
+from ddloco.workers.task_sources import SOURCE, keeps_module, kept_modules
 
 if TYPE_CHECKING:
     import jax
@@ -146,12 +146,16 @@ def task_digest(spec: str, run_folder: Path | None = None) -> str:
 
     Args:
         spec: the task, as ``module:function``.
-        run_folder: where the module is if it was taken from a script or a notebook.
+        run_folder: which may keep the module; see ``kept_modules``.
 
     Raises:
         TaskError: there is no such module, or it has no source file.
     """
+    kept = kept_modules(run_folder, spec) if run_folder else None
     try:
-        return source_digest("task", spec, run_folder / SOURCE if run_folder else None)
+        return source_digest("task", spec, kept)
     except NamedError as error:
-        raise TaskError(str(error)) from error
+        said = str(error)
+    if run_folder is not None and kept is None and keeps_module(run_folder, spec.partition(":")[0]):
+        said += f"; {run_folder / SOURCE} has it: start there if you trust who wrote it"
+    raise TaskError(said)

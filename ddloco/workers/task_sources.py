@@ -11,6 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.files.trust import is_own_source, leave_source
+from ddloco.stage.process.entry_point import KeptModules, pinned_file
+
 SOURCE = "source"
 """The subfolder of a run folder for source files."""
 
@@ -91,6 +95,29 @@ def keep_sources(folder: Path, sources: Mapping[str, str]) -> None:
                 file.write(text)
 
 
+def keep_received(folder: Path, sources: Mapping[str, str]) -> None:
+    """Write source files that were received into a run folder, and mark them as those that this
+    user has let the run execute.
+
+    Raises:
+        ConfigError: the folder has other ones, or cannot be written.
+    """
+    there = kept_sources(folder)
+    if there and there != sources:
+        [name, *_] = sorted(n for n in {*there, *sources} if there.get(n) != sources.get(n))
+        raise ConfigError(
+            f"{folder / SOURCE / name}: is not what was received; choose another --dir"
+        )
+    try:
+        for name, text in sources.items():
+            path = folder / SOURCE / PurePosixPath(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"{folder / SOURCE}: {error.strerror}") from None
+    leave_source(folder, sources)
+
+
 def kept_sources(folder: Path) -> dict[str, str]:
     """Return the source files that a run folder keeps, by relative path."""
     found: dict[str, str] = {}
@@ -100,6 +127,30 @@ def kept_sources(folder: Path) -> dict[str, str]:
             if path.is_file() and path.stat().st_size <= FILE_BYTES_MAX:
                 found[path.relative_to(root).as_posix()] = path.read_text()
     return found
+
+
+def kept_modules(run_folder: Path, task: str) -> KeptModules | None:
+    """The modules that may be imported from the source that a run folder keeps; None if there are
+    none: those that this user has let the run execute, or the one that is named after its text.
+
+    Args:
+        run_folder: the run folder.
+        task: the job's task.
+    """
+    root = run_folder / SOURCE
+    pinned = pinned_file(root, task)
+    if pinned is not None:
+        return KeptModules(str(root.resolve()), (pinned.name,))
+    kept = kept_sources(run_folder)
+    if not kept or not is_own_source(run_folder, kept):
+        return None
+    return KeptModules(str(root.resolve()), tuple(kept))
+
+
+def keeps_module(run_folder: Path, module: str) -> bool:
+    """Whether the source that a run folder keeps has a module with this dotted name."""
+    path = module.replace(".", "/")
+    return bool({f"{path}.py", f"{path}/__init__.py"} & kept_sources(run_folder).keys())
 
 
 def changed_lines(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:

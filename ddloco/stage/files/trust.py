@@ -9,7 +9,8 @@ or names one (``--task``).
 The states in a snapshot decide what actors do next, and a tape's header says where a snapshot is.
 So states act only in a run with this user's mark, or with ``--trust``, and a place is opened only
 if it is in the run's own folder, in the job's settings, or has a mark of its own: this user has
-continued from it there.
+continued from it there. The source files in a run folder are a record; they are imported only if
+they have a mark, too: this user has got them from the syncer, for this run.
 """
 
 import hashlib
@@ -61,6 +62,20 @@ def leave_mark(folder: Path, plain: Mapping[str, Any]) -> None:
 def leave_place(folder: Path, place: str) -> None:
     """Mark a place of snapshots as one that this user has given to the run in a folder."""
     _leave(folder, _of_place(place))
+
+
+def leave_source(folder: Path, texts: Mapping[str, str]) -> None:
+    """Mark the source files in a run folder as those that this user has let this run execute."""
+    _leave(folder, _of_source(texts))
+
+
+def is_own_source(folder: Path, texts: Mapping[str, str]) -> bool:
+    """Whether this user has let the run in a folder execute exactly these source files."""
+    return _has_mark(folder, _of_source(texts))
+
+
+def _of_source(texts: Mapping[str, str]) -> bytes:
+    return b"source " + msgspec.json.encode(dict(texts), order="deterministic")
 
 
 def _of_place(place: str) -> bytes:

@@ -1,4 +1,5 @@
-"""How an actor gets its incarnation number from the leading syncer, before its tape is opened.
+"""What an actor asks the leading syncer before its tape is opened: its incarnation number, and
+what it is to run, if it has no copy of that.
 
 An actor that returns may find an empty folder, on another host; only the lead knows its earlier
 incarnations. So an actor first asks the lead for a number, over a connection of its own. These
@@ -11,6 +12,8 @@ is started.
     [Denied]    from the lead: no number, and the reason, such as other settings
     [Over]      from the lead: no number, because the job is done
     [Known]     the newest numbers, between a shard and the lead; see ``incarnation_gate``
+    [Describe]  from an actor that has an address and a name only: what runs here?
+    [Described] from the lead: the settings, and the source files of the user's code
 
 The messages do not name the actor: it is the peer in the route, which is authenticated by its key.
 The route also contains a random number of the actor's process, so that a repeated request gets the
@@ -18,10 +21,10 @@ same answer again.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import trio
@@ -31,6 +34,7 @@ from clocks import NUMBER_DIGITS_MAX
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.side_protocol import SideDecoder, SideProtocolError, encode
 from transport import Arrival, Endpoint, LaneFull, PeerGone
+from transport.endpoint import FRAME_BYTES_MAX, Buffer
 from transport.message import Reason
 from transport.zeromq import ZmqEndpoint
 
@@ -58,8 +62,21 @@ AGAIN_S = 1.0
 DIFFERENCES_MAX = 8
 """The number of settings that a refusal names."""
 
+DESCRIBED_BYTES_MAX = FRAME_BYTES_MAX
+"""The size of a description: it is one part of a message. The source of a task has some hundred
+kilobytes at most; a larger one must be copied to the hosts."""
+
+FILES_MAX = 500
+FILE_CHARS_MAX = 100
+"""The number of source files, and the length of their names."""
+
+Answer = TypeVar("Answer")
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Short = Annotated[str, Meta(max_length=256)]
+FileName = Annotated[
+    str, Meta(pattern=r"^([A-Za-z_]\w*/)*[A-Za-z_]\w*\.py\Z", max_length=FILE_CHARS_MAX)
+]
+"""A module's file, relative to where its package is."""
 
 
 class Want(Struct, frozen=True, tag=True):
@@ -99,6 +116,19 @@ class Known(Struct, frozen=True, tag=True):
     numbers: dict[Short, Number]
 
 
+class Describe(Struct, frozen=True, tag=True):
+    """Request the settings and the source of what runs."""
+
+    version: int = VERSION
+
+
+class Described(Struct, frozen=True, tag=True):
+    """What runs: the settings as plain data, and the texts of source files by their names."""
+
+    settings: dict[str, Any]
+    source: Annotated[dict[FileName, str], Meta(max_length=FILES_MAX)]
+
+
 class DeniedError(Exception):
     """The lead refuses this actor; the text says why."""
 
@@ -111,9 +141,16 @@ class SilentError(Exception):
     """The lead did not answer in time; the text says who was asked."""
 
 
-decode_question: SideDecoder[Want | Known] = SideDecoder(Want | Known, WORD_BYTES_MAX)
+decode_question: SideDecoder[Want | Known | Describe] = SideDecoder(
+    Want | Known | Describe, WORD_BYTES_MAX
+)
 decode_known: SideDecoder[Known] = SideDecoder(Known, WORD_BYTES_MAX)
-_answer: SideDecoder[Granted | Denied | Over] = SideDecoder(Granted | Denied | Over, WORD_BYTES_MAX)
+decode_granted: SideDecoder[Granted | Denied | Over] = SideDecoder(
+    Granted | Denied | Over, WORD_BYTES_MAX
+)
+decode_described: SideDecoder[Described | Denied | Over] = SideDecoder(
+    Described | Denied | Over, DESCRIBED_BYTES_MAX
+)
 
 
 def want_of(program: Runnable, known: int, exact: int = 0, folder: Path | None = None) -> Want:
@@ -151,23 +188,25 @@ def differences(ours: dict[str, str], theirs: dict[str, str]) -> str:
     return "; ".join([*said, *more])
 
 
-async def ask_for_number(
+async def ask_lead(
     endpoint: ZmqEndpoint,
     address: str,
     names: tuple[str, str],
-    want: Want,
+    question: Want | Describe,
+    decode: Callable[[Sequence[Buffer]], Answer | Denied | Over],
     *,
     patience_s: float,
     waiting: Callable[[], None],
     ended: Callable[[], Over | None],
-) -> Granted:
-    """Ask the lead for a number until it answers.
+) -> Answer:
+    """Ask the lead until it answers.
 
     Args:
         endpoint: used for nothing else; the caller closes it.
         address: where the lead listens.
         names: the actor and the leading syncer.
-        want: the request.
+        question: the request.
+        decode: reads an answer.
         patience_s: how long to ask, in seconds; infinite means for ever.
         waiting: called once, if the first request was not answered at once.
         ended: what is known of the job's end if the lead does not answer.
@@ -181,42 +220,51 @@ async def ask_for_number(
     name, lead = names
     route, me = f"{lead}/{LANE}", f"{name}.{1 + secrets.randbelow(10**9)}/{LANE}"
     await endpoint.dial(address, route=route, identity=me)
-    send, receive = trio.open_memory_channel[Granted | Denied | Over](1)
+    send, receive = trio.open_memory_channel[Answer | Denied | Over](1)
 
     async def deliver(arrival: Arrival) -> None:
         await trio.lowlevel.checkpoint()
         try:
-            send.send_nowait(_answer(arrival.frames))
+            send.send_nowait(decode(arrival.frames))
         except (SideProtocolError, trio.WouldBlock):
             return
 
-    answer: Granted | Denied | Over | None = None
+    def ask() -> None:
+        with suppress(LaneFull, PeerGone):  # The lead is not there yet.
+            endpoint.send_nowait(route, [encode(question)])
+
+    answer: Answer | Denied | Over | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(endpoint.run, deliver)
         with trio.move_on_after(patience_s):
-            asked = 0
-            while answer is None:
-                with suppress(LaneFull, PeerGone):  # The lead is not there yet.
-                    endpoint.send_nowait(route, [encode(want)])
-                with trio.move_on_after(AGAIN_S):
-                    answer = await receive.receive()
-                asked += 1
-                if asked == 1 and answer is None:
-                    waiting()
-                answer = answer or ended()
+            answer = await _answer(ask, receive, waiting, ended)
         nursery.cancel_scope.cancel()
     if answer is None:
         raise SilentError(f"{lead} does not answer at {address} for {patience_s:g} s")
-    return _granted(answer, names)
-
-
-def _granted(answer: Granted | Denied | Over, names: tuple[str, str]) -> Granted:
-    name, lead = names
     if isinstance(answer, Denied):
         raise DeniedError(f"{lead} refuses {name}: {answer.reason}")
     if isinstance(answer, Over):
         raise OverError(answer.reason)
     return answer
+
+
+async def _answer(
+    ask: Callable[[], None],
+    receive: trio.MemoryReceiveChannel[Answer | Denied | Over],
+    waiting: Callable[[], None],
+    ended: Callable[[], Over | None],
+) -> Answer | Denied | Over:
+    """Ask again and again, until there is an answer or the job is known to have ended."""
+    is_first = True
+    while True:
+        ask()
+        with trio.move_on_after(AGAIN_S):
+            return await receive.receive()
+        if is_first:
+            waiting()
+        is_first, over = False, ended()
+        if over is not None:
+            return over
 
 
 async def tell_late(endpoint: Endpoint, reason: str) -> None:

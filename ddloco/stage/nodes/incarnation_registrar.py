@@ -1,4 +1,5 @@
-"""Grants incarnation numbers: a part of the leading syncer, below its driver.
+"""Grants incarnation numbers, and describes what runs: a part of the leading syncer, below its
+driver.
 
 The numbers granted are in a file of the run folder, written before the answer is sent, so that a
 restarted syncer grants none twice; tapes in the folder count as well. A request that is repeated
@@ -6,7 +7,7 @@ under the same route gets the same number.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,12 @@ from ddloco.stage.nodes.incarnation_grants import (
     NUMBER_MAX,
     VERSION,
     Denied,
+    Describe,
+    Described,
     Granted,
     Known,
     Want,
+    decode_described,
     decode_question,
     differences,
     settings_of,
@@ -56,6 +60,9 @@ NUMBERS_AT_ONCE, NUMBERS_PER_S = 16.0, 0.1
 """New numbers of one actor: so many at once, then so many a second. A scheduler that restarts a
 failing learner every second is slowed to one start in ten seconds, and so is a peer that asks under
 another actor's name, which ends that actor's link."""
+
+DESCRIPTIONS_AT_ONCE, DESCRIPTIONS_PER_S = 4.0, 0.1
+"""Descriptions of what runs for one actor: so many at once, then so many a second."""
 
 SHARDS_S = 10.0
 """How long, in seconds, a lead that knows no learner waits for its shards before it grants numbers
@@ -143,13 +150,14 @@ class Registrar:
         self._names = frozenset(program.names) - {program.lead}
         self._program = program
         self._settings = settings_of(program)
-        self._source = program.source(record.folder)
+        self._digest = program.source(record.folder)
         self._record = record
         self._endpoint = endpoint
         self._note = note
         self._lease = lease
         self._time = time or MonotonicTime()
         self._allowances = Allowances(NUMBERS_AT_ONCE, NUMBERS_PER_S)
+        self._descriptions = Allowances(DESCRIPTIONS_AT_ONCE, DESCRIPTIONS_PER_S)
         self._newest: dict[str, int] = {}
         """The newest known number, by actor of this job."""
         self._learners = frozenset(program.followers)
@@ -160,8 +168,13 @@ class Registrar:
         self._new = bool(self._shard_names) and not any(map(record.newest, self._learners))
         """Whether the shards may know of learners that the record does not."""
         self._refusals = Refusals("number refused", note)
+        self._source: Mapping[str, str] | None = None
         self._given: dict[str, Granted] = {}
         self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
+
+    def know_source(self, texts: Mapping[str, str]) -> None:
+        """Take the user's source files, by name; until then nobody is told what runs."""
+        self._source = texts
 
     def take(self, arrival: Arrival) -> None:
         """Accept an arrival on the lane for grants."""
@@ -200,7 +213,7 @@ class Registrar:
                 for route in self._shards.values():
                     self._send(route, self._known())
 
-    def _send(self, route: str, answer: Granted | Denied | Known) -> None:
+    def _send(self, route: str, answer: Granted | Described | Denied | Known) -> None:
         with suppress(LaneFull, PeerGone):  # It asks again.
             self._endpoint.send_nowait(route, [encode(answer)])
 
@@ -233,7 +246,7 @@ class Registrar:
         )
         return self._new
 
-    def answer(self, arrival: Arrival) -> Granted | Denied | Known | None:
+    def answer(self, arrival: Arrival) -> Granted | Described | Denied | Known | None:
         """The answer to a request; None if it is invalid, or cannot be answered yet."""
         route = arrival.route
         name = actor_of(route.removesuffix(f"/{LANE}"))
@@ -247,6 +260,8 @@ class Registrar:
             refused = f"{name[:64]} is no actor of this job"
         elif want.version != VERSION:
             refused = f"numbers are given in version {VERSION} here, not {want.version}"
+        elif isinstance(want, Describe):
+            return self._describe(name)
         elif want.job != self._program.id:
             said = differences(self._settings, want.settings) if want.settings else ""
             ours, what = self._program.id, self._program.settings_name
@@ -257,6 +272,24 @@ class Registrar:
             return self._given.get(route) or self._give(route, name, want)
         self._refuse(name, refused)
         return Denied(refused[:1000])
+
+    def _describe(self, name: str) -> Described | Denied | None:
+        """The settings and the source, once this actor's own worker has read that."""
+        if self._source is None:
+            return None
+        if not self._descriptions.take(name, self._time.now()):
+            return self._refuse(name, "it asks for the settings too often")
+        described = Described(self._program.as_plain(), dict(self._source))
+        try:
+            decode_described([encode(described)])
+        except SideProtocolError as error:
+            refused = (
+                f"the source of {self._program.source_name} cannot be sent ({error}); copy it and "
+                f"the {self._program.settings_name} to that host"
+            )
+            self._refuse(name, refused)
+            return Denied(refused[:1000])
+        return described
 
     def _give(self, route: str, name: str, want: Want) -> Granted | Denied | None:
         if not self._allowances.take(name, self._time.now()):
@@ -275,9 +308,9 @@ class Registrar:
             return self._refuse(name, f"its number cannot be written down: {error.strerror}")
         self._newest[name] = number
         warning = ""
-        if want.task != self._source:
+        if want.task != self._digest:
             warning = (
-                f"the source of {self._program.source_name} differs: sha256 {self._source[:12]} at "
+                f"the source of {self._program.source_name} differs: sha256 {self._digest[:12]} at "
                 f"{self._program.lead}, {want.task[:12]} at {name}"
             )
             self._note("task differs", {"learner": f"{name}.{number}", "reason": warning})

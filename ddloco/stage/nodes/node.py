@@ -124,6 +124,7 @@ class HostedActor:
         opening: the scope of the preparation before the actor starts; cancelling it loses nothing.
         traceback: the file with the last traceback of user code.
         log: where its lines go; while it is open.
+        tell_source: called with the user's source files, by name, once they are known.
     """
 
     log: ActorLog
@@ -154,6 +155,7 @@ class HostedActor:
         self.leave_reason: str | None = None
         self.opening = trio.CancelScope()
         self.traceback: Path | None = None
+        self.tell_source: Callable[[Mapping[str, str]], None] = lambda _: None
         self._stop_reason: str | None = None
         self._notes = notes if notes is not None else Notes()
         self._beside = beside or self._retention()

@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import trio
@@ -28,7 +28,8 @@ from ddloco.stage.nodes.incarnation_grants import (
     Over,
     OverError,
     SilentError,
-    ask_for_number,
+    ask_lead,
+    decode_granted,
     tell_late,
     want_of,
 )
@@ -53,6 +54,8 @@ from transport.zeromq import ZmqEndpoint, open_context
 
 LINKS_LOOK_S = 1.0
 """Interval, in seconds, at which an actor's links are checked."""
+
+T = TypeVar("T")
 
 ENDS = frozenset({"done", "stopped", "failed"})
 """How a lead ends that nobody needs to start again: its job is over for all actors."""
@@ -137,7 +140,7 @@ async def serve_role(
     if terms.lease:
         mirror = PlaceMirror(open_place(place), folder, name, lease.confirm)
     try:
-        left = await _unless_left(partial(_succeed, lease, terms), terms)
+        left = await unless_left(partial(_succeed, lease, terms), terms)
         if isinstance(left, Finish):
             return left
         if terms.standby and lease.finish is not None:
@@ -321,6 +324,8 @@ async def _hosted(
         program, incarnation, folder, channel,
         start_point=start_point, own=own, beside=beside, notes=notes, lease=lease,
     )  # fmt: skip
+    if isinstance(granting, Registrar):
+        hosted.tell_source = granting.know_source
     return hosted, granting
 
 
@@ -331,7 +336,7 @@ async def _over(endpoint: ZmqEndpoint, over: str, terms: Terms) -> Finish:
         await tell_late(endpoint, over)
         return Granted(0)
 
-    await _unless_left(tell, terms)
+    await unless_left(tell, terms)
     await endpoint.aclose()
     return Finish("done", over)
 
@@ -362,17 +367,18 @@ async def _number(
         return Over(reason) if reason else None
 
     ask = partial(
-        ask_for_number,
+        ask_lead,
         endpoint,
         address,
         (name, lead),
         want_of(program, here, exact, folder),
+        decode_granted,
         patience_s=terms.patience_s,
         waiting=partial(_note_waiting, folder, name, f"{lead} at {address}"),
         ended=ended,
     )
     try:
-        answer = await _unless_left(ask, terms)
+        answer = await unless_left(ask, terms)
     except OSError as error:
         option = program.address_option(lead, address, listens=False)
         raise ConfigError(f"{option}: {error.strerror}") from None
@@ -413,14 +419,14 @@ def refuse_unshared(program: Runnable, folder: Path) -> None:
     )
 
 
-async def _unless_left(ask: Callable[[], Awaitable[Granted]], terms: Terms) -> Granted | Finish:
+async def unless_left(ask: Callable[[], Awaitable[T]], terms: Terms) -> T | Finish:
     """The answer, or how this process ends if it must leave before there is one.
 
     Raises:
         Exception: what ``ask`` raises, in no group.
     """
     left: list[Finish] = []
-    answers: list[Granted] = []
+    answers: list[T] = []
     try:
         async with trio.open_nursery() as nursery:
 

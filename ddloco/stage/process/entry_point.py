@@ -17,9 +17,12 @@ import symtable
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from types import CodeType
 from typing import Any
+
+from msgspec import Struct
 
 from clocks import read_regular
 from ddloco.stage.files.near_miss import did_you_mean
@@ -115,21 +118,83 @@ def pinned_file(folder: Path, spec: str) -> Path | None:
     return path if pinned_name(path.read_text()) == name else None
 
 
-class PinnedFinder(MetaPathFinder):
-    """Finds one pinned module, after all others."""
+class KeptModules(Struct, frozen=True):
+    """Modules that a run folder keeps, and that may be imported from there.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Attributes:
+        folder: where they are.
+        files: their files, relative to the folder.
+    """
 
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
-        """Find the module if it has that name."""
-        del path, target
-        if fullname != self._path.stem:
+    folder: str
+    files: tuple[str, ...]
+
+    def file(self, module: str) -> Path | None:
+        """The file of a module with this dotted name; None if it is none of these."""
+        path = module.replace(".", "/")
+        for name in (f"{path}/__init__.py", f"{path}.py"):
+            if name in self.files:
+                return Path(self.folder, name)
+        return None
+
+    def is_package(self, module: str) -> bool:
+        """Whether a module is a folder with modules."""
+        return any(name.startswith(f"{module.replace('.', '/')}/") for name in self.files)
+
+
+class _Uncached(SourceFileLoader):
+    """Compiles the source itself: a file with compiled code beside it may be anybody's."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+class KeptFinder(MetaPathFinder):
+    """Finds the modules that a run folder keeps, unless any other finder finds their package.
+
+    It is the first of all finders: of a package that it has found, it alone finds the modules.
+    """
+
+    def __init__(self, kept: KeptModules) -> None:
+        self._kept = kept
+
+    def install(self) -> None:
+        """Find modules from now on."""
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
+        """Find a module, unless its package was found elsewhere.
+
+        Raises:
+            ModuleNotFoundError: it is beside modules that are kept, and is none of them.
+        """
+        del target
+        folder = Path(self._kept.folder)
+        if path is not None and not any(Path(each).is_relative_to(folder) for each in path):
             return None
-        return importlib.util.spec_from_file_location(fullname, self._path)
+        file, is_package = self._kept.file(fullname), self._kept.is_package(fullname)
+        if file is None and not is_package:
+            if path is None:
+                return None
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+        others = [each for each in sys.meta_path if each is not self]
+        if path is None and any(each.find_spec(fullname, None) for each in others):
+            return None
+        places = [str(folder.joinpath(*fullname.split(".")))] if is_package else None
+        if file is None:  # A folder without __init__.py.
+            spec = ModuleSpec(fullname, None, is_package=True)
+            spec.submodule_search_locations = places
+            return spec
+        loader = _Uncached(fullname, str(file))
+        return importlib.util.spec_from_file_location(
+            fullname, file, loader=loader, submodule_search_locations=places
+        )
 
 
-def source_digest(kind: str, spec: str, folder: Path | None = None) -> str:
+def source_digest(kind: str, spec: str, kept: KeptModules | None = None) -> str:
     """Return the SHA-256, in hex, of the source file of an entry point's module.
 
     The digest covers only that file, not the modules that it imports or the data that it reads.
@@ -137,18 +202,18 @@ def source_digest(kind: str, spec: str, folder: Path | None = None) -> str:
     Args:
         kind: the kind of object that it makes, for error messages.
         spec: the entry point.
-        folder: where a pinned module is.
+        kept: modules that a run folder keeps, and that may be imported.
 
     Raises:
         NamedError: there is no such module, or it has no source file.
     """
     module_name, _ = parted(kind, spec)
-    pinned = pinned_file(folder, spec) if folder is not None else None
-    if pinned is not None:
-        return hashlib.sha256(pinned.read_bytes()).hexdigest()
     found = found_from(Path.cwd(), module_name)
+    file = kept.file(module_name) if found is None and kept is not None else None
+    if file is not None:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
     if found is None and PINNED.fullmatch(module_name):
-        said = f"{module_name} was taken from a script or a notebook, and is not in {folder}"
+        said = f"{module_name} was taken from a script or a notebook, and is not in the run folder"
         raise NamedError(f"{kind} {spec!r}: {said}")
     if found is None:
         near = did_you_mean(module_name, _modules_here(module_name))

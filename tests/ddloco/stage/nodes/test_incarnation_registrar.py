@@ -1,16 +1,24 @@
 """Numbers of incarnations: given once, also after a restart, and told again to who asks again."""
 
+from contextlib import suppress
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clocks import ManualTime
 from ddloco.job.config import job_from
 from ddloco.roles.job_program import program_of
 from ddloco.stage.nodes.incarnation_grants import (
+    DESCRIBED_BYTES_MAX,
     NUMBER_MAX,
     WORD_BYTES_MAX,
     Denied,
+    Describe,
+    Described,
     Granted,
+    decode_described,
     decode_question,
     want_of,
 )
@@ -41,6 +49,10 @@ class Harness:
         """Its answer to a question."""
         want = msgspec.structs.replace(want_of(program_of(job), known, exact), **more)
         return self.registrar.answer(Arrival(route, (encode(want),)))
+
+    def ask_what_runs(self, route="learner-0.77/grant", **more):
+        """Its answer to a learner without a job file."""
+        return self.registrar.answer(Arrival(route, (encode(Describe(**more)),)))
 
 
 @pytest.fixture
@@ -181,3 +193,92 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path, text):
     (tmp_path / "kept" / "incarnations.json").write_text(text)
     with pytest.raises(RecordError, match=r"incarnations\.json: not a record"):
         Record(tmp_path)
+
+
+SOURCE = {"own.py": "X = 1\n", "parts/deep.py": "Y = 2\n"}
+
+
+def test_what_runs_is_told_once_it_is_known(harness):
+    """The settings, from which the same job can be made again, and the source; first the lead's own
+    worker must have read that."""
+    assert harness.ask_what_runs() is None
+    harness.registrar.know_source(SOURCE)
+    told = harness.ask_what_runs()
+    assert isinstance(told, Described)
+    assert job_from(told.settings, "test").id == JOB.id
+    assert told.source == SOURCE
+    assert decode_described([encode(told)]) == told
+
+
+def test_what_runs_is_told_now_and_then(harness):
+    """An actor that asks all the time is told a few times, and then once in ten seconds."""
+    harness.registrar.know_source(SOURCE)
+    told = [harness.ask_what_runs() for _ in range(100)]
+    assert sum(each is not None for each in told) == 4
+    assert isinstance(harness.ask_what_runs("learner-1.1/grant"), Described)
+    harness.time.advance_to(10.0)
+    assert isinstance(harness.ask_what_runs(), Described)
+
+
+@pytest.mark.parametrize("route", ["learner-3.1/grant", "syncer.1/grant", "/grant"])
+def test_what_runs_is_told_to_no_other(harness, route):
+    """A name that is not of this job, and a request in another version, are refused."""
+    harness.registrar.know_source(SOURCE)
+    assert isinstance(harness.ask_what_runs(route), Denied)
+    assert isinstance(harness.ask_what_runs(version=1), Denied)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"own.py": "x" * DESCRIBED_BYTES_MAX}, "bytes, at most"),
+        ({"my-parts/own.py": ""}, "Expected `str` matching regex"),
+        ({f"own_{n}.py": "" for n in range(501)}, "length <= 500"),
+    ],
+)
+def test_a_source_that_cannot_be_sent_is_said_to_be_so(harness, source, said):
+    """The line says why, and what to do: copy it."""
+    harness.registrar.know_source(source)
+    answer = harness.ask_what_runs()
+    assert isinstance(answer, Denied)
+    assert said in answer.reason
+    assert answer.reason.endswith("copy it and the job file to that host")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../own.py",
+        "/own.py",
+        "a/../own.py",
+        "own.txt",
+        "a//own.py",
+        "own.py\n",
+        ".own.py",
+        "a.py/x",
+    ],
+)
+def test_received_files_stay_in_their_folder(name):
+    """A name that leads elsewhere, or is no module's, is refused before anything is written."""
+    with pytest.raises(SideProtocolError):
+        decode_described([encode(Described({}, {name: ""}))])
+
+
+@given(
+    st.binary(max_size=400)
+    | st.recursive(
+        st.none() | st.integers() | st.text() | st.binary(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.just("type"), inner),
+    ).map(lambda said: _or_empty(said))
+)
+def test_any_answer_is_read_or_refused(frame):
+    """By one error, whatever whoever answers at an address sends."""
+    with suppress(SideProtocolError):
+        decode_described([frame])
+
+
+def _or_empty(said):
+    try:
+        return msgspec.msgpack.encode(said)
+    except OverflowError:
+        return b""
