@@ -391,7 +391,7 @@ async def _try(job: Job, file: Path) -> Tried:
             inner=job.inner,
             seed=job.job.seed,
             shard=job.shard(name),
-            shards=job.job.learners,
+            shards=job.data_shards,
         )
         prepared = await process.expect(request, rpc.Prepared)
         try:

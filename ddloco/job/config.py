@@ -45,6 +45,10 @@ LEARNERS_MAX = 1024
 traffic to all actors grows with the square of their number, and so does a snapshot: with four times
 as many learners its clocks hold sixteen million counts, in memory until all parts have arrived."""
 
+SHARDS_MAX = 4096
+"""Parts of the data, four for each learner that a job may have: a report names all that its learner
+has, and one merge's record all of them."""
+
 SYNCERS_MAX = 64
 """More shards than the fragments of one job could usefully be divided among."""
 
@@ -68,6 +72,10 @@ class JobTable(Section, frozen=True):
             over the fragments; with several syncers, over those of the one that leads.
         learners: number of learners.
         syncers: number of syncer shards; each owns some of the fragments.
+        shards: parts of the data, at least as many as ``learners``, which is then the most learners
+            that may take part. The leading syncer gives them to the learners that are there, to
+            each several if they are fewer, and gives those of a learner that is gone for good
+            (``elastic.gone_s``) to others. Unset, each learner has one of its own for ever.
         method: Decoupled DiLoCo, or one of the baselines: synchronous data-parallel training,
             the same with replicas that come and go, or one learner alone.
     """
@@ -79,6 +87,7 @@ class JobTable(Section, frozen=True):
     tokens: Positive | None = None
     learners: Annotated[int, Meta(ge=1, le=LEARNERS_MAX)] = 3
     syncers: Annotated[int, Meta(ge=1, le=SYNCERS_MAX)] = 1
+    shards: Annotated[int, Meta(ge=1, le=SHARDS_MAX)] | None = None
     method: Method = "decoupled-diloco"
 
     @property
@@ -133,16 +142,20 @@ class Sync(Section, frozen=True):
 
 
 class Elastic(Section, frozen=True):
-    """``[elastic]``: how long the data-parallel methods stand still when replicas come and go.
+    """``[elastic]``: what happens when learners come and go, in seconds.
 
-    The times are in seconds and are added to what the processes themselves need.
+    The data-parallel methods stand still then, for these times and what the processes themselves
+    need.
 
     Attributes:
+        gone_s: with ``job.shards``, after so long without a word a learner is gone for good, and
+            others get its data shards.
         downscale_s: to continue without a replica that was lost.
         upscale_s: to add a replica.
         restart_s: to continue, in a job that is not elastic, once all replicas are back.
     """
 
+    gone_s: Annotated[float, Meta(gt=0.0, le=LARGE)] = 300.0
     downscale_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
     upscale_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
     restart_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
@@ -425,8 +438,14 @@ class Job(Section, frozen=True):
         """The settings of one learner."""
         return self.learner.get(name, LearnerTable())
 
+    @property
+    def data_shards(self) -> int:
+        """The number of parts of the data."""
+        return self.job.shards or self.job.learners
+
     def shard(self, name: str) -> int:
-        """The data shard, of ``learners`` many, that a learner trains on."""
+        """The data shard, of ``data_shards`` many, that a learner trains on; with ``job.shards``
+        the first one that it may be given."""
         shard = self.learner_table(name).shard
         return int(name.rpartition("-")[2]) if shard is None else shard
 
@@ -491,12 +510,14 @@ class Job(Section, frozen=True):
     def as_plain(self) -> dict[str, Any]:
         """The job as plain data, without unset fields, since TOML has no null.
 
-        Tables that came later are left out where they say nothing: the ids of jobs, which are on
-        tapes, stay as they were.
+        What came later is left out where it says nothing: the ids of jobs, which are on tapes, stay
+        as they were.
         """
         plain = _without_none(msgspec.to_builtins(self))
         if self.compress == Compress():
             del plain["compress"]
+        if self.job.shards is None:
+            del plain["elastic"]["gone_s"]
         return plain
 
 
@@ -721,7 +742,8 @@ def _contradiction(job: Job) -> str | None:
         return f"job.tokens: a {job.job.method} job ends by job.steps"
     if job.job.tokens is not None and job.inner.schedule is not None:
         return "inner.schedule: follows job.steps; want job.steps in place of job.tokens"
-    problem = _unusable(job) or _other_than_preset(job.outer) or _of_other_optimizer(job.outer)
+    problem = _unusable(job) or _of_data_shards(job)
+    problem = problem or _other_than_preset(job.outer) or _of_other_optimizer(job.outer)
     if problem is not None:
         return problem
     table, taken = job.tape, job.snapshot
@@ -736,6 +758,26 @@ def _contradiction(job: Job) -> str | None:
             return f"learner.{name}: no such learner; this job has {names[0]} to {names[-1]}"
         if table.shard is not None and table.shard >= job.job.learners:
             return f"learner.{name}.shard: {table.shard} is not one of 0 to {job.job.learners - 1}"
+    return None
+
+
+def _of_data_shards(job: Job) -> str | None:
+    """The first setting that does not fit the parts of the data, as text; None if there is none."""
+    shards, table = job.job.shards, job.job
+    if shards is None and job.elastic.gone_s != Elastic().gone_s:
+        return "elastic.gone_s: without job.shards each learner has its part of the data for ever"
+    if shards is None:
+        return None
+    if table.method != "decoupled-diloco":
+        return f"job.shards: a {table.method} job has a part of the data per learner"
+    if shards < table.learners:
+        return (
+            f"job.shards: {shards} parts of the data for up to {table.learners} learners; each "
+            f"draws from at least one, so at least {table.learners}"
+        )
+    for name, each in job.learner.items():
+        if each.shard is not None:
+            return f"learner.{name}.shard: with job.shards the leading syncer gives them away"
     return None
 
 

@@ -161,7 +161,7 @@ async def _prepare(job: Job, process: WorkerProcess) -> FragmentPlan:
         inner=job.inner,
         seed=job.job.seed,
         shard=0,
-        shards=job.job.learners,
+        shards=job.data_shards,
     )
     prepared = await process.expect(request, rpc.Prepared)
     try:

@@ -119,7 +119,8 @@ def members(shown: Sequence[MemberStatus]) -> Table:
     names = list(dict.fromkeys(name for each in shown for name in each.metrics))
     numbers = ("loss", *names[:COLUMNS_MAX], "tokens/s")
     columns = ("learner", "step", "step time", *map(escape, numbers), "last contact", "state")
-    table = Table(*columns, "refused")
+    has_data = any(each.data_shards for each in shown)
+    table = Table(*columns, "refused", *(("data shards",) if has_data else ()))
     for each in shown:
         heard = f"{seconds(each.heard_s)} ago" if each.heard_s is not None else "-"
         step_s = seconds(each.step_s) if each.step_s is not None else "-"
@@ -127,9 +128,18 @@ def members(shown: Sequence[MemberStatus]) -> Table:
         found = [f"{value:.4g}" if value is not None else "-" for value in values]
         rate = f"{each.tokens_per_s:,.0f}" if each.tokens_per_s is not None else "-"
         row = (each.learner, str(each.step), step_s, *found, rate, heard, each.state)
-        row = (*row, str(each.refused))
+        row = (*row, str(each.refused), *((ranges(each.data_shards),) if has_data else ()))
         table.add_row(*map(escape, row), style="yellow" if each.silent else None)
     return table
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, those that follow each other as a range: 0-3, 7."""
+    found: list[tuple[int, int]] = []
+    for n in numbers:
+        follows = bool(found) and found[-1][1] == n - 1
+        found[-1:] = [(found[-1][0], n)] if follows else [*found[-1:], (n, n)]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found) or "-"
 
 
 def in_words(sync: SyncInFlight) -> str:

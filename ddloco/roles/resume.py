@@ -101,7 +101,7 @@ class JobStart(Start):
                 fragment = int(handle.split("/")[1])
                 arrays.put(handle, executor.layouts.sent(fragment, arrays.get(theta_of(handle))))
         if self.worker is not None:
-            await executor.state.restore(self.worker, rpc.Own(machine.drawn, self.last))
+            await executor.state.restore(self.worker, _own_of(machine, self.last))
             executor.capture.trains = True  # A snapshot before its next step holds this state, too.
             for step in steps_under_way(self.actor):
                 if step.out:
@@ -147,6 +147,12 @@ class JobStart(Start):
         digest = xxhash.xxh3_128_digest(self.worker.data)
         step, versions = machine.stands
         return OwnState(snapshot, step, versions, OWN, digest)
+
+
+def _own_of(machine: Learner, last: rpc.Trained | None) -> rpc.Own:
+    """What a learner's worker has besides its state."""
+    shards = machine.data.after(runs=machine.running is not None)
+    return rpc.Own(machine.drawn, last, shards)
 
 
 def plan_difference(now: FragmentPlan, then: FragmentPlan) -> str:

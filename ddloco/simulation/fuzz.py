@@ -23,6 +23,7 @@ from ddloco.replayer.invariants.base import InvariantCheck, PerSyncer, Violation
 from ddloco.replayer.invariants.launches import Launches
 from ddloco.replayer.invariants.training import Causal, Durable, Learning, Merging
 from ddloco.simulation.belief import Belief
+from ddloco.simulation.data_order import DataOrder
 from ddloco.simulation.merge_oracle import Oracle
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Node, Pace
@@ -81,6 +82,10 @@ COMBINED_EVERY = 7
 """Of so many seeds one is a world that combines what others draw apart; see ``_combined``."""
 
 
+DATA_EVERY = 17
+"""Of so many seeds the last two are worlds whose data shards move between learners."""
+
+
 def is_combined(seed: int) -> bool:
     """Whether a world has compression with feedback, shards, snapshots, and syncers and learners
     that die and come back, all at once. Each is rare, and all are nearly never drawn together."""
@@ -121,6 +126,10 @@ def _job(rng: random.Random, seed: int) -> Job:
             **_compress(more), "up": more.choice(["int8", "int4", "e3m0"]), "feedback": True
         }  # fmt: skip
         plain["job"]["syncers"] = min(parts, more.choice([1, 2, 3]))
+    if seed % DATA_EVERY >= DATA_EVERY - 2:
+        more = random.Random(f"data {seed}")
+        plain["job"]["shards"] = learners + more.choice([0, 1, 2, 5, 11])
+        plain["elastic"] = {"gone_s": more.choice([0.5, 3.0, 10.0, 60.0])}
     return job_from(plain, f"hostile world {seed}")
 
 
@@ -213,6 +222,13 @@ def _chaos(rng: random.Random, job: Job, heal_at: float) -> Faults:
         for name in job.learner_names()[1:]
         if rng.random() < 0.15
     ]
+    if job.job.shards is not None:  # Learners come late, to shards that others have by then.
+        more = random.Random(f"data comers {job.job.seed}")
+        late = [
+            {"what": "join", "who": name, "at_s": more.uniform(0, heal_at)}
+            for name in job.learner_names()[1:]
+            if more.random() < 0.5
+        ]
     if is_combined(job.job.seed):
         more = random.Random(f"combined storms {job.job.seed}")
         for who in (list(job.syncer_names()), ["learners"]):
@@ -378,7 +394,7 @@ class Watch:
         """All checks, in order."""
         healing = Healing(self.merging, self.learning, self.heal_at)
         told = [self.merging, PerSyncer(Launches), self.learning, Causal(), Durable()]
-        known = [Clocks(), Contents(), Bounds(), Holders(), Optimizer(), Oracle()]
+        known = [Clocks(), Contents(), DataOrder(), Bounds(), Holders(), Optimizer(), Oracle()]
         return [
             *told,
             *known,

@@ -196,8 +196,14 @@ class SnapshotContents(InvariantCheck[World, Node]):
         """The worker's state must match the frozen machine at the end of the current step."""
         assert each.state.worker is not None, "a state has one"
         device, batches, _ = each.state.worker
-        said = f"{snapshot}: {each.part.who} has drawn {learner.drawn}, its worker {batches}"
-        self.hold(batches == learner.drawn, "data-cursor", said)
+        drawn = learner.drawn
+        if learner.data.held:
+            opened = {each.shard for each in learner.data.held if each.opened}
+            after = learner.data.after(runs=learner.running is not None)
+            drawn = tuple(sorted((n, used) for n, used, _ in after if n in opened)) or 0
+            batches = tuple(each for each in batches or () if each[0] in opened) or 0
+        said = f"{snapshot}: {each.part.who} has drawn {drawn}, its worker {batches}"
+        self.hold(batches == drawn, "data-cursor", said)
         versions = list(learner.versions)
         for overwrite in learner.running.overwrites if learner.running else ():
             versions[overwrite.fragment] = overwrite.version

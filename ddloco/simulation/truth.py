@@ -10,7 +10,7 @@ import xxhash
 from msgspec.msgpack import Encoder
 
 from ddloco.job.protocol.messages import Contribution
-from ddloco.job.protocol.work import MergeFragment, Recovered, RunStep, StepFinished
+from ddloco.job.protocol.work import FromShard, MergeFragment, Recovered, RunStep, StepFinished
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.machines.syncer.machine import Syncer
@@ -18,7 +18,7 @@ from ddloco.replayer.invariants.base import Effects, InvariantCheck
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
 from ddloco.stage.actors.actor import Actor
-from ddloco.workers.simulated.work import TOKENS
+from ddloco.workers.simulated.work import TOKENS, shard_and_number
 from transport import Event, LaneBroken, MessageArrived, Transmit
 
 
@@ -40,7 +40,9 @@ class Contents(InvariantCheck[World, Node]):
                 drawn = int.from_bytes(event.batch, "little")
                 self._batches[role.actor_name] = max(drawn, self._batches[role.actor_name])
             for effect in effects:
-                if isinstance(effect, RunStep) and effect.step == 1:
+                if isinstance(effect, RunStep) and effect.data is not None:
+                    self._opened(role, effect.data, effect)
+                elif isinstance(effect, RunStep) and effect.step == 1:
                     self._data(role, effect)
 
     def _contribution(self, node: Node, event: MessageArrived[Any], said: Contribution) -> None:
@@ -61,6 +63,12 @@ class Contents(InvariantCheck[World, Node]):
             at = int.from_bytes(run.cursor, "little")
             said = f"{node.incarnation} leaves out {run.skip} batches, its cursor is after {at}"
             self.hold(at == run.skip, "data-cursor", said)
+
+    def _opened(self, node: Node, data: FromShard, run: RunStep) -> None:
+        """A cursor must belong to its shard, after the batches that are left out."""
+        at = shard_and_number(run.cursor) if run.cursor else (data.held[0], run.skip)
+        said = f"{node.incarnation} leaves out {run.skip} batches of shard {data.held[0]}"
+        self.hold(at == (data.held[0], run.skip), "data-cursor", f"{said}, its cursor is {at}")
 
 
 class Clocks(InvariantCheck[World, Node]):

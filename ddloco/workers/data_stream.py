@@ -1,4 +1,4 @@
-"""A learner's stream of batches, and how it returns to an earlier position.
+"""The streams of batches that a learner draws from, and how it returns to an earlier position.
 
 A task's stream reports its position as plain data (``Batches.state``). That state is part of the
 cursor of a step, which is sent with every report, stored in snapshots, and given to a learner that
@@ -135,6 +135,14 @@ class DataStream:
         if digest_of(self.next()) != digest:
             said = "restore(state()) does not bring the same batch again"
             raise TaskError(f"task {self._task}: batches(): {said}")
+
+
+@dataclass(slots=True)
+class ShardStream:
+    """The stream of a data shard, and how many of its batches were used, by anybody."""
+
+    data: DataStream
+    used: int = 0
 
 
 def pack_cursor(position: bytes, counts: list[int]) -> bytes:

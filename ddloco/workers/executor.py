@@ -143,7 +143,7 @@ class WorkExecutor(Doer):
             inner=job.inner,
             seed=job.job.seed,
             shard=job.shard(self._name) if learner else None,
-            shards=job.job.learners,
+            shards=job.data_shards,
             steps=job.job.steps,
         )
         prepared = await self._process.expect(request, rpc.Prepared)
@@ -241,7 +241,7 @@ class WorkExecutor(Doer):
             spans.append((each.fragment, rpc.span_of(region)))
         copies = self._copies_of(work)
         out = self._arena.allocate(self.plan.total_bytes) if work.out else None
-        place = work.skip, work.cursor, work.t
+        place = work.skip, work.cursor, work.t, work.data
         span = rpc.span_of(out) if out is not None else None
         train = rpc.Train(work.step, tuple(spans), span, *place)
         places = tuple((p, rpc.span_of(copy.region)) for p, copy in copies)

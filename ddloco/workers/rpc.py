@@ -14,6 +14,7 @@ from msgspec.msgpack import Decoder, Encoder
 
 from ddloco.job.config import Inner
 from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.job.protocol.work import FromShard
 from ddloco.stage.arrays.shared_memory import Region
 
 LENGTH_BYTES = 4
@@ -106,10 +107,13 @@ class Trained(WorkerMessage, frozen=True):
 
 class Own(Struct, frozen=True, array_like=True):
     """What a worker that resumes from its own state has besides it: the number of batches
-    ``drawn``, and the result of its ``last`` step, None before the first."""
+    ``drawn``, and the result of its ``last`` step, None before the first. In a job with
+    ``job.shards`` it has, per data shard, the number of batches used and the cursor after them; of
+    the ``last`` step's, which is the first, that is the step's own."""
 
     drawn: int
     last: Trained | None
+    shards: tuple[tuple[int, int, bytes], ...] = ()
 
 
 class Install(WorkerMessage, frozen=True):
@@ -146,7 +150,7 @@ class CopyFragments(WorkerMessage, frozen=True):
 class Train(WorkerMessage, frozen=True):
     """Overwrite fragments, skip ``skip`` batches by going to ``cursor``, run one step, and copy all
     parameters to ``out`` if there is one. ``t`` is the newest global step of the
-    fragments."""
+    fragments; ``data`` says which data shard the batch is from, if not from the learner's own."""
 
     step: int
     overwrites: tuple[tuple[int, Span], ...]
@@ -154,6 +158,7 @@ class Train(WorkerMessage, frozen=True):
     skip: int
     cursor: bytes = b""
     t: int = 0
+    data: FromShard | None = None
 
 
 class Copied(WorkerMessage, frozen=True):

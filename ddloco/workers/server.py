@@ -33,6 +33,7 @@ import xxhash
 from ddloco.job.config import Inner
 from ddloco.job.protocol.fragment_plan import STATE, FragmentPlan, Leaf
 from ddloco.job.protocol.state_layout import Moments
+from ddloco.job.protocol.work import FromShard
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView
 from ddloco.stage.process.entry_point import KeptFinder, KeptModules, look_here_first
 from ddloco.workers import breakpoints, rpc
@@ -43,7 +44,7 @@ from ddloco.workers.compilation_cache import (
     settings_of,
     was_quiet,
 )
-from ddloco.workers.data_stream import DataStream, pack_cursor, unpack_cursor
+from ddloco.workers.data_stream import DataStream, ShardStream, pack_cursor, unpack_cursor
 from ddloco.workers.environment import fingerprinted
 from ddloco.workers.first_step import Named, SavedTree, difference, digests
 from ddloco.workers.parameters import shapes_and_names
@@ -89,12 +90,13 @@ class Trainer:
         """Whether the first step has been run twice to check that it is deterministic."""
         self._spoilt = False
         self._last: rpc.Trained | None = None
-        self._data: DataStream | None = None
+        self._streams: dict[int, ShardStream] = {}
+        """The open streams, by data shard; one, unless the job has ``job.shards``."""
+        self._turn = 0
+        """The data shard of the step that runs, or of the last one."""
         self._counts: list[int] = []
         self._count_places: list[int] | None = None
         """Where the counts of schedules are among the leaves of the optimizer's state."""
-        self._drawn = 0
-        """Batches of its shard that this learner has used, in earlier incarnations too."""
         self._gradient: Any = None
         self._device_s = 0.0
         """How long the device last needed for a step."""
@@ -167,11 +169,11 @@ class Trainer:
             Leaf(name, tuple(leaf.shape), np.dtype(leaf.dtype).name)
             for name, leaf in zip(self._names, self._leaves(), strict=True)
         )
-        self._loss = TaskLoss(task, request.task, request.seed, request.shard or 0)
+        self._loss = TaskLoss(task, request.task, request.seed)
         self._stream = partial(task.batches, shards=request.shards, seed=request.seed)
         if request.shard is not None:
-            stream = self._stream(shard=request.shard)
-            self._data = DataStream(request.task, stream, copied_batch)
+            self._turn = request.shard
+            self._open(request.shard)
         self._optimizer: Any = with_extra_arguments(
             getattr(task, "optimizer")()  # noqa: B009, optional, so not in the protocol
             if hasattr(task, "optimizer")
@@ -196,8 +198,8 @@ class Trainer:
     def _install(self, request: rpc.Install) -> bool:
         """Install a state in place of the current one; a peer's only if it is finite."""
         own = request.own
-        if own is not None and own.drawn:
-            self._leave_out(own.drawn, own.last.cursor if own.last is not None else b"")
+        if own is not None:
+            self._go_to(own)
         regions = [self._arena.region(each.offset, each.nbytes) for each in request.pieces]
         state = Pieces(regions)
         params = self._read_leaves(state)
@@ -267,7 +269,7 @@ class Trainer:
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._params
             )
             opt_state = jax.eval_shape(self._optimizer.init, params)
-            place = self._loss.number(1), np.int32(0)
+            place = self._loss.number(self._turn, 1), np.int32(0)
             given = params, opt_state, self._state, batch, place
             self._compiling = threading.Thread(target=self._compile, args=given, daemon=True)
             self._compiling.start()
@@ -283,8 +285,7 @@ class Trainer:
         self._begin_state()
         for fragment, span in request.overwrites:
             self._overwrite(fragment, self._arena.region(span.offset, span.nbytes))
-        if request.skip:
-            self._leave_out(request.skip, request.cursor)
+        self._take_turn(request)
         first, self._tried = not self._tried, True
         before = self._batches.position() if first else b""
         asked_at = time.monotonic()
@@ -296,7 +297,7 @@ class Trainer:
             # The optimizer's moments of non-finite gradients would spoil the new parameters.
             counts = schedule_counts(self._opt_state) if self._spoilt else self._counts
             fresh = self._optimizer.init(self._params)
-            self._opt_state = with_counts(fresh, counts, self._drawn - 1)
+            self._opt_state = with_counts(fresh, counts, self._streams[self._turn].used - 1)
         once: dict[Named, bytes] = {}
         if first:
             self._batches.check(before, digest, batch_digest)
@@ -315,7 +316,7 @@ class Trainer:
             loss.block_until_ready()
             self._device_s = time.monotonic() - begun_at
         tokens = self._tokens(batch)
-        data_s += self._drawn_ahead(begun_at, loss)
+        data_s += self._drawn_ahead(begun_at, loss, request.data)
         if first:
             self._check_same(once, self._digests(self._params, self._state, loss))
         loss = float(loss)  # Waits for the device.
@@ -326,7 +327,7 @@ class Trainer:
         self._last = rpc.Trained(loss, tokens, digest, *told, tensors=packed(sums))
         return msgspec.structs.replace(self._last, data_s=data_s, compiling_s=compiling_s)
 
-    def _drawn_ahead(self, begun_at: float, loss: Any) -> float:
+    def _drawn_ahead(self, begun_at: float, loss: Any, data: FromShard | None) -> float:
         """Draw the next batch while the device computes the step that began at ``begun_at``; its
         loss comes later. Returns how long the device waited for the batch, in seconds.
 
@@ -334,7 +335,9 @@ class Trainer:
         was not.
         """
         drawing_at = time.monotonic()
-        self._batches.draw_ahead()
+        coming = self._turn if data is None else data.held[1 % len(data.held)]
+        if coming in self._streams:
+            self._streams[coming].data.draw_ahead()
         drawn_at = time.monotonic()
         if not loss.is_ready():
             loss.block_until_ready()
@@ -344,14 +347,14 @@ class Trainer:
 
     @property
     def _batches(self) -> DataStream:
-        assert self._data is not None, "only learners train, and they have a shard"
-        return self._data
+        assert self._streams, "only learners train, and they have a shard"
+        return self._streams[self._turn].data
 
     def _draw(self) -> tuple[Any, Any]:
         """The next batch, and its number if the loss takes a key."""
-        batch = self._batches.next()
-        self._drawn += 1
-        return batch, self._loss.number(self._drawn)
+        batch, stream = self._batches.next(), self._streams[self._turn]
+        stream.used += 1
+        return batch, self._loss.number(self._turn, stream.used)
 
     def _cursor(self) -> bytes:
         """The positions of stream and schedules."""
@@ -360,14 +363,43 @@ class Trainer:
         counts = _counts_at(self._opt_state, self._count_places)
         return pack_cursor(self._batches.position(), counts)
 
+    def _open(self, shard: int) -> None:
+        """Open the stream of a data shard at its beginning."""
+        stream = self._stream(shard=shard)
+        self._streams[shard] = ShardStream(DataStream(self._name, stream, copied_batch))
+
+    def _take_turn(self, request: rpc.Train) -> None:
+        """Go to the data shard of a step, and close those that the learner does not hold now."""
+        data = request.data
+        if data is not None:
+            self._turn = data.held[0]
+            if data.opens:
+                self._open(self._turn)
+            self._streams = {n: each for n, each in self._streams.items() if n in data.held}
+        if request.skip:
+            self._leave_out(request.skip, request.cursor)
+
     def _leave_out(self, count: int, cursor: bytes) -> None:
         """Skip ``count`` used batches: go to ``cursor`` if it is known, or else draw them."""
-        position, self._counts = unpack_cursor(cursor) if cursor else (b"", [])
-        self._drawn = count
+        position, counts = unpack_cursor(cursor) if cursor else (b"", [])
+        if self._opt_state is None:
+            self._counts = counts
+        self._streams[self._turn].used = count
         if position:
             self._batches.go_to(position)
         else:
             self._batches.draw_again(count)
+
+    def _go_to(self, own: rpc.Own) -> None:
+        """Open all streams of this worker's own state at their places."""
+        cursor = own.last.cursor if own.last is not None else b""
+        for at, (shard, used, place) in reversed([*enumerate(own.shards)]):
+            self._turn = shard
+            self._open(shard)
+            if used:
+                self._leave_out(used, cursor if at == 0 and cursor else place)
+        if not own.shards and own.drawn:
+            self._leave_out(own.drawn, cursor)
 
     def _tokens(self, batch: Any) -> int:
         """The number of tokens that the batch trains on, from the task."""
@@ -461,18 +493,19 @@ class Trainer:
         if self._opt_state is None:
             self._initialise()
             self._opt_state = self._optimizer.init(self._params)
-            self._streams = [self._stream(shard=shard) for shard in shards]
-            self._losses = [self._loss.of_shard(shard) for shard in shards]
+            self._together = [self._stream(shard=shard) for shard in shards]
+            self._steps = 0
             self._mean_update = jax.jit(self._mean_step, donate_argnums=(0, 1, 2))
         loss, tokens, digest = 0.0, 0, b""
         for _ in range(steps):
-            batches = [stream.next() for stream in self._streams]
-            self._drawn += 1
+            batches = [stream.next() for stream in self._together]
+            self._steps += 1
+            numbers = [self._loss.number(shard, self._steps) for shard in shards]
             digest = batch_digest(batches)
             tokens += sum(self._tokens(batch) for batch in batches)
             self._params, self._opt_state, self._state, mean = self._mean_update(
                 *(self._params, self._opt_state, self._state),
-                *(batches, (self._loss.number(self._drawn), np.int32(self._drawn - 1))),
+                *(batches, (numbers, np.int32(self._steps - 1))),
             )
             loss = float(mean)
         return rpc.Trained(loss, tokens, digest)
@@ -484,10 +517,11 @@ class Trainer:
     def _mean_step(
         self, params: Any, opt_state: Any, state: Any, batches: Any, place: tuple[Any, Any]
     ) -> tuple[Any, ...]:
-        number, t = place
+        numbers, t = place
         both: list[Any] = []
-        for loss, batch in zip(self._losses, batches, strict=True):
-            (value, (state, _)), gradient = value_and_gradient(loss)(params, state, batch, number)
+        step = value_and_gradient(self._loss)
+        for batch, number in zip(batches, numbers, strict=True):
+            (value, (state, _)), gradient = step(params, state, batch, number)
             both.append((value, gradient))
         loss, gradient = jax.tree.map(lambda *each: sum(each) / len(each), *both)
         return *self._take_step(params, opt_state, gradient, t, value=loss), state, loss

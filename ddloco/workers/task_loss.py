@@ -18,47 +18,43 @@ NAME_CHARS_MAX = 64
 
 
 class TaskLoss:
-    """The loss of one shard's batches.
+    """The loss of a batch.
+
+    A random key belongs to the batch: to its data shard, and its number in that.
 
     Args:
         task: the task.
         spec: its name in the job file, for messages.
         seed: the job's seed.
-        shard: the data shard.
 
     Raises:
         TaskError: the loss takes other parameters than it would be given.
     """
 
-    def __init__(self, task: Task, spec: str, seed: int, shard: int) -> None:
+    def __init__(self, task: Task, spec: str, seed: int) -> None:
         self._task = task
         self._spec = spec
-        self._seed = seed
         self._takes = loss_takes(task, spec)
         if "key" in self._takes:
-            key = jax.random.fold_in(jax.random.key(seed), STEP_KEYS)
-            self._key = jax.random.fold_in(key, shard)
+            self._key = jax.random.fold_in(jax.random.key(seed), STEP_KEYS)
 
-    def of_shard(self, shard: int) -> "TaskLoss":
-        """The loss of another shard's batches."""
-        return TaskLoss(self._task, self._spec, self._seed, shard)
-
-    def number(self, drawn: int) -> Any:
-        """The number of a batch within its shard, as ``__call__`` wants it; None if it does not
+    def number(self, shard: int, drawn: int) -> Any:
+        """A batch's shard and its number in that, as ``__call__`` wants them; None if they do not
         matter, so that nothing is copied to the device."""
-        return np.uint32(drawn % 2**32) if "key" in self._takes else None
+        return np.array([shard, drawn % 2**32], np.uint32) if "key" in self._takes else None
 
     def __call__(
         self, params: Any, state: Any, batch: Any, number: Any
     ) -> tuple[Any, tuple[Any, dict[str, Any]]]:
-        """The loss of batch ``number`` of the shard; then the new state and the task's own metrics.
+        """The loss of the batch with this ``number``; the new state, and the task's own metrics.
 
         Raises:
             TaskError: the task's loss returns something else.
         """
         extras: dict[str, Any] = {}
         if "key" in self._takes:
-            extras["key"] = jax.random.fold_in(self._key, number)
+            of_shard = jax.random.fold_in(self._key, number[0])
+            extras["key"] = jax.random.fold_in(of_shard, number[1])
         if "state" in self._takes:
             extras["state"] = state
         found = self._task.loss(params, batch, **extras)

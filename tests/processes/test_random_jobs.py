@@ -78,12 +78,21 @@ def drawn(folder, seed):
     words = [f"--set={key}={rng.choice(values)}" for key, values in CHOICES.items()]
     words += [f"--set=sync.fragments={rng.randint(2, 4)}", "--set=snapshot.keep=20"]
     words += [f"--set=sync.quorum={rng.randint(1, learners)}"]
+    words += data_shards(random.Random(f"data {seed}"), learners)
     if rng.random() < 0.5:
         return job, words
     (folder / "chaos.toml").write_text(
         "\n".join(fault(rng, learners) for _ in range(rng.randint(0, 4)))
     )
     return job, [*words, "--processes", f"--chaos={folder / 'chaos.toml'}"]
+
+
+def data_shards(rng, learners):
+    """In every other job the data shards move between learners, some of which are soon gone."""
+    if rng.random() < 0.5:
+        return []
+    shards = learners + rng.choice([0, 1, 3])
+    return [f"--set=job.shards={shards}", f"--set=elastic.gone_s={rng.choice([0.3, 300.0])}"]
 
 
 def fault(rng, learners):

@@ -238,7 +238,11 @@ class SimulatedStart(Start):
         """Put everything where the actor's work looks for it."""
         for handle, content in self.arrays.items():
             arrays.put(handle, content)
-        device, work._batch, params = self.worker
+        device, drawn, params = self.worker
+        if isinstance(drawn, tuple):
+            work._drawn = dict(drawn)
+        else:
+            work._batch = drawn
         work._device, work._params = list(device), np.frombuffer(params, np.float32).copy()
         for step in steps_under_way(self.actor):
             arrays.put(step.out, Content((*device, step.step), work._params.copy()))

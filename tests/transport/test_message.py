@@ -12,6 +12,8 @@ from clocks import actor_of
 from ddloco.job.protocol.messages import (
     Close,
     Contribution,
+    DataPlace,
+    DataShards,
     GlobalFragment,
     JobBody,
     Progress,
@@ -49,6 +51,10 @@ parts_st = st.builds(
     text_st,
 )
 
+places_st = st.lists(
+    st.builds(DataPlace, counts_st, counts_st, counts_st, st.binary(max_size=8)), max_size=3
+).map(tuple)
+
 BODIES = {
     Hello: st.builds(Hello, st.dictionaries(text_st, text_st, max_size=2)),
     Welcome: st.just(Welcome()),
@@ -59,13 +65,18 @@ BODIES = {
     Marker: st.builds(Marker, snapshots_st),
     SnapshotPart: st.builds(SnapshotPart, snapshots_st, parts_st),
     Progress: st.builds(
-        Progress, counts_st, floats_st, versions_st, tuples_st, tuples_st, counts_st
+        Progress,
+        *(counts_st, floats_st, versions_st, tuples_st, tuples_st, counts_st),
+        follows=counts_st,
+        drawing=places_st,
+        returned=places_st,
     ),
     Pull: st.builds(Pull, counts_st, counts_st),
     Contribution: st.builds(Contribution, *[counts_st] * 6),
     GlobalFragment: st.builds(GlobalFragment, counts_st, counts_st, st.booleans()),
     Roster: st.builds(Roster, counts_st, st.dictionaries(names_st, counts_st, max_size=3)),
     Resume: st.builds(Resume, counts_st, text_st),
+    DataShards: st.builds(DataShards, counts_st, places_st, counts_st),
     StateWanted: st.builds(StateWanted, names_st, counts_st, counts_st),
     StatePiece: st.builds(StatePiece, names_st, *[counts_st] * 3, versions_st),
     StateRefused: st.builds(StateRefused, names_st, text_st),

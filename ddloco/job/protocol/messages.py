@@ -1,8 +1,10 @@
 """The messages between learners and syncer. They state absolute values: the newest one counts."""
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec.structs import replace
 
 from ddloco.job.protocol.compression import Format
 from ddloco.job.protocol.time_spent import TimeSpent
@@ -31,6 +33,33 @@ Metrics = Annotated[
 ]
 
 
+CURSORS_BYTES_MAX = 65_536
+"""The cursors of one message together; shards whose cursors have no room are drawn again from their
+beginning by another learner."""
+
+
+class DataPlace(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How far a data shard was drawn by whoever has it: ``batches`` of it were used, up to position
+    ``cursor``, empty if unknown. ``term`` is the number of the message that gave it away."""
+
+    shard: Count
+    term: Count
+    batches: Count
+    cursor: Cursor = b""
+
+
+Places = Annotated[tuple[DataPlace, ...], Meta(max_length=4096)]
+
+
+def within_budget(places: Iterable[DataPlace]) -> tuple[DataPlace, ...]:
+    """The places, those without room for their cursors without."""
+    left, found = CURSORS_BYTES_MAX, list[DataPlace]()
+    for each in places:
+        left -= len(each.cursor)
+        found.append(each if left >= 0 else replace(each, cursor=b""))
+    return tuple(found)
+
+
 class LastStep(Struct, frozen=True, forbid_unknown_fields=True):
     """What a learner's last finished step brought, for observers: the loss of its batch, and the
     task's own metrics."""
@@ -55,6 +84,9 @@ class Progress(Body, frozen=True, omit_defaults=True):
             not report it.
         trained: the tokens that this incarnation has trained on.
         spent: how it has spent its time until its last step was finished.
+        follows: with ``job.shards``, the number of the ``DataShards`` that it follows.
+        drawing: with ``job.shards``, where it is in the data shards that it draws from.
+        returned: with ``job.shards``, how far it came in shards that it has given back.
     """
 
     step: Count
@@ -68,6 +100,9 @@ class Progress(Body, frozen=True, omit_defaults=True):
     last: LastStep | None = None
     trained: Count = field(default_factory=int)
     spent: TimeSpent = field(default_factory=TimeSpent)
+    follows: Count = 0
+    drawing: Places = ()
+    returned: Places = ()
 
 
 class Pull(Body, frozen=True):
@@ -128,6 +163,16 @@ class Resume(Body, frozen=True):
     batches: Count
     donor: Annotated[str, Meta(max_length=128)]
     cursor: Cursor = b""
+
+
+class DataShards(Body, frozen=True):
+    """The lead's instruction to a learner in a job with ``job.shards``: from the next step boundary
+    on it draws from these data shards and from no other, in turn. ``number`` grows; the newest
+    counts. What the learner has said of shards that it gave back up to ``settled`` is known."""
+
+    number: Count
+    places: Places
+    settled: Count = 0
 
 
 class StateWanted(Body, frozen=True):
@@ -192,6 +237,7 @@ JobBody = (
     | GlobalFragment
     | Roster
     | Resume
+    | DataShards
     | StateWanted
     | StatePiece
     | StateRefused

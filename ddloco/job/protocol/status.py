@@ -60,6 +60,8 @@ class MemberStatus(Struct, frozen=True):
     data_s: float = 0.0
     stopped_s: float = 0.0
     """Seconds of this incarnation: in which it computed steps, waited for batches, was stopped."""
+    data_shards: tuple[int, ...] = ()
+    """With ``job.shards``, the data shards that it draws from."""
 
     @property
     def state(self) -> str:

@@ -34,6 +34,10 @@ class DonorDeadline(Timer, frozen=True):
     peer: str
 
 
+class DataLook(Timer, frozen=True):
+    """Look whether a learner is gone for good, whose data shards others then get."""
+
+
 class StandstillDue(Timer, frozen=True):
     """Look whether anything was merged lately."""
 
@@ -62,6 +66,7 @@ SyncerTimer = (
     LaunchDue
     | PullDeadline
     | DonorDeadline
+    | DataLook
     | StandstillDue
     | SnapshotDue
     | LastSnapshotDeadline

@@ -153,11 +153,21 @@ def first_tensor(leaves: Sequence[Leaf], one: bytes, other: bytes) -> str:
     return ""
 
 
+class FromShard(Struct, frozen=True, array_like=True):
+    """Where a step's batch comes from in a job with ``job.shards``: from the first of the data
+    shards that the learner holds, which are in the order of their turns. If the shard ``opens``,
+    its stream begins where ``skip`` and ``cursor`` of the step say."""
+
+    held: tuple[int, ...]
+    opens: bool = False
+
+
 class RunStep(Work, frozen=True):
     """Copy fragments to the host as the last step left them, overwrite fragments that have newer
     versions, and run inner step ``step``. Before it, ``skip`` batches that an earlier incarnation
     used are skipped, by going to ``cursor`` if that is known. ``t`` is the newest global step of
-    its fragments, for schedules.
+    its fragments, for schedules. ``data`` is where its batch comes from, if not from the learner's
+    own data shard.
 
     A learner that does not copy fragments (see ``Started``) has all parameters copied to ``out``.
     The copies are not among the results (``makes``): they exist before the step begins.
@@ -173,6 +183,7 @@ class RunStep(Work, frozen=True):
     cursor: bytes = b""
     t: int = 0
     copies: tuple[HostFragment, ...] = ()
+    data: FromShard | None = None
 
     @property
     def makes(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import (
     Contribution,
+    DataShards,
     GlobalFragment,
     LastStep,
     Progress,
@@ -44,6 +45,7 @@ from ddloco.job.protocol.work import (
     StepFinished,
 )
 from ddloco.machines.learner.compression import LearnerCompression
+from ddloco.machines.learner.data_turns import DataTurns
 from ddloco.machines.learner.host_copies import HostCopies, host_copies
 from ddloco.machines.learner.state_donor import StateDonor
 from ddloco.machines.learner.state_recovery import StateRecovery
@@ -129,6 +131,7 @@ class Learner(OwnMachine):
         stopping: why it stops; None if it does not.
         leaving: it stops because its process must exit, and will be started again.
         first: this is the actor's first incarnation, so that no batch of its shard is used.
+        data: the data shards that it draws from, with ``job.shards``.
         recovery: the state that it receives from a donor.
         installing: the work number of the installation of that state; 0 if there is none.
         lending: the state that it gives to others.
@@ -158,6 +161,7 @@ class Learner(OwnMachine):
     stopping: str | None = None
     leaving: bool = False
     first: bool = True
+    data: DataTurns = field(default_factory=DataTurns)
     recovery: StateRecovery = field(default_factory=StateRecovery)
     installing: int = 0
     lending: StateDonor = field(default_factory=StateDonor)
@@ -269,6 +273,9 @@ class Learner(OwnMachine):
                 return self.lending.wanted(at, event.body, self.work)
             case Resume() | StatePiece() if event.peer == self.lead and not self._begun:
                 return self._recover(at, event.body, event.handle)
+            case DataShards() if event.peer == self.lead and self._shares_data:
+                self.data.hear(event.body)
+                return [*self._install(), *self._begin(at)]
             case Stop(_, reason) if event.peer == self.lead:
                 return self._stop(reason)
             case _:
@@ -326,9 +333,20 @@ class Learner(OwnMachine):
         """Whether the first step, or the installation of a peer's state, has been started."""
         return self.step > 0 or self.running is not None or self.installing > 0
 
+    @property
+    def _shares_data(self) -> bool:
+        """Whether the lead says which data shards it draws from."""
+        return self.job.job.shards is not None
+
+    @property
+    def _has_data(self) -> bool:
+        """Whether it knows what to draw from."""
+        return self.data.known or not self._shares_data
+
     def _begin(self, at: float) -> list[Effect]:
         """Start the first step once all parameters and the position in the data are known."""
         known = self.first or self.recovery.batches is not None
+        known = known and self._has_data
         if self._begun or not known or len(self.incoming) < len(self.versions):
             return []
         return [*self.recovery.drop(), *self._run(at)]
@@ -346,10 +364,14 @@ class Learner(OwnMachine):
             return [Observe("refused", {"what": f"state of {said.who}, versions {said.versions}"})]
         else:
             effects = recovery.take(said, handle, self.lead)
-        if recovery.complete:
-            self.installing = self.work.next()
-            effects.append(InstallState(self.installing, recovery.handles()))
-        return effects
+        return [*effects, *self._install()]
+
+    def _install(self) -> list[Effect]:
+        """Install the state once it is complete, and the position in the data is known."""
+        if self._begun or not self.recovery.complete or not self._has_data:
+            return []
+        self.installing = self.work.next()
+        return [InstallState(self.installing, self.recovery.handles())]
 
     def _installed(self, at: float, *, sound: bool) -> list[Effect]:
         """Start training from the donor's state, with the newer global fragments received since."""
@@ -404,11 +426,14 @@ class Learner(OwnMachine):
             to_copy = copies.between_steps(self.step, self.linked, self.plan)
         out = f"host/{step}" if copies is None else ""
         kept = [Keep(handle) for handle in (out, *(each.handle for each in to_copy)) if handle]
+        data = self.data.take_turn() if self._shares_data else None
         skip, cursor = 0, b""
-        if step == 1:
+        if data is not None and data.opens:
+            skip, cursor = self.data.skip
+        elif data is None and step == 1:
             skip, cursor = self.recovery.batches or 0, self.recovery.cursor
         t = max((*self.versions, *(each.version for each in overwrites))) if self.tells else 0
-        run = RunStep(work, step, overwrites, out, skip, cursor, t, to_copy)
+        run = RunStep(work, step, overwrites, out, skip, cursor, t, to_copy, data)
         return [*lent, *kept, run, *self._answer_waiting()]
 
     def _step_finished(self, at: float, event: StepFinished) -> list[Effect]:
@@ -417,6 +442,8 @@ class Learner(OwnMachine):
         assert (event.work, event.step) == (running.work, self.step + 1), "steps are in order"
         effects: list[Effect] = []
         self.step, self.cursor = event.step, event.cursor
+        if self._shares_data:
+            self.data.drew(event.cursor)
         took_s = at - running.since
         apart = event.data_s, event.compiling_s
         spent = of_step(event.step, took_s, *apart, self.step_s.value)
@@ -470,6 +497,9 @@ class Learner(OwnMachine):
             last=self.brought,
             trained=self.tokens,
             spent=self.spent,
+            follows=self.data.follows,
+            drawing=self.data.drawing(),
+            returned=self.data.given_back(),
         )
 
     # Pulls are answered from host copies of the last finished step while the next step runs.

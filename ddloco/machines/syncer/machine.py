@@ -29,6 +29,7 @@ from ddloco.job.protocol.messages import (
 )
 from ddloco.job.protocol.status import Numbers, SyncerStatus
 from ddloco.job.protocol.timers import (
+    DataLook,
     DonorDeadline,
     LastSnapshotDeadline,
     LaunchDue,
@@ -49,6 +50,7 @@ from ddloco.job.protocol.work import (
     Recover,
     Recovered,
 )
+from ddloco.machines.syncer.data_roster import DataRoster, new_roster
 from ddloco.machines.syncer.global_fragments import initial_globals
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
@@ -344,8 +346,9 @@ class Syncer(OwnMachine):
         listening = [self._listen()] if training.ready else []
         if not self._here.leads:
             return [*listening, self._report()]
+        data = rounds.membership.data.go_on(at)
         go_on = self.snapshots.go_on(at, rounds.schedule.t, self.job.snapshot)
-        return [*listening, *go_on]
+        return [*listening, *data, *go_on]
 
     def _started(self, event: Started) -> list[Effect]:
         plan, lead = self.job.plan(event.leaves), self.job.syncer_names()[0]
@@ -388,8 +391,9 @@ class Syncer(OwnMachine):
         parts = range(len(place.plan.fragments))
         owned = owned_by(place.name, self.job.syncer_names(), parts)
         initial = initial_globals(len(parts), owned, self.job.sync.lag)
-        membership = Membership(len(parts))
-        number = membership.newest[place.name] = number_of(place.incarnation)
+        number = number_of(place.incarnation)
+        membership = Membership(len(parts), data=self._new_data(number))
+        membership.newest[place.name] = number
         membership.accounts.restarted = number > 1
         rounds = Rounds(membership, initial, OutlierHistory([Usual() for _ in parts]))
         for each in event.kept:
@@ -399,6 +403,12 @@ class Syncer(OwnMachine):
             membership.accounts.merge(each.fragment, each.tokens)
         rounds.schedule.recover(max(initial.versions))
         return rounds
+
+    def _new_data(self, number: int) -> DataRoster:
+        """Return who draws from which data shard, which the lead decides."""
+        job, leads = self.job, self._here.leads
+        shards = job.job.shards if leads else None
+        return new_roster(job.learner_names(), shards, job.elastic.gone_s, number)
 
     def _other_shards(self, owned: Sequence[int]) -> Shards:
         """Return what the lead knows of the other shards, which own the other fragments."""
@@ -413,7 +423,8 @@ class Syncer(OwnMachine):
         listening = Observe("listening", {"fragments": owned, "steps": self.job.job.steps})
         begun = [self._listen(), *self.standstill.begin(at)]
         if place.leads:
-            return [*begun, *self.snapshots.begin(at, self.job.snapshot), listening]
+            data = self._trained.rounds.membership.data.begin(at)
+            return [*begun, *data, *self.snapshots.begin(at, self.job.snapshot), listening]
         dialling = [
             Dial(place.lead, self.job.agreement(place.plan)),
             SetTimer(ShardReportDue(), at + REPORT_S),
@@ -434,6 +445,7 @@ class Syncer(OwnMachine):
         member, effects = self._trained.rounds.membership.join(at, peer, incarnation)
         if member is None:
             return effects
+        self._trained.rounds.membership.data.joined(at, member)
         rounds, relay = self._trained.rounds, self._trained.relay
         effects += rounds.close_settled(self._shared) + relay.forget_the_gone(at, rounds)
         if self.shutdown is not None:
@@ -482,8 +494,10 @@ class Syncer(OwnMachine):
         problem = membership.report(at, member, progress)
         if problem is not None:
             return [Observe("refused", {"learner": member.incarnation, "reason": problem})]
-        actor = actor_of(member.incarnation)
-        membership.note_batches(actor, progress.batches, progress.cursor)
+        if self.job.job.shards is None:
+            actor = actor_of(member.incarnation)
+            membership.note_batches(actor, progress.batches, progress.cursor)
+        membership.data.report(at, member, progress)
         pacing = rounds.pacing
         # Step times are observed at every launch; the first grace window needs one before that.
         if pacing.step_s is None and progress.step_s:
@@ -494,10 +508,10 @@ class Syncer(OwnMachine):
         if lacking:
             ahead = rounds.globals.ahead(progress.versions)
             rounds.catch_up(min(ahead, self.job.job.last_step))
-        effects: list[Effect] = []
+        effects = membership.data.settle(membership.members.values())
         newcomer = progress.step == 0 and self._here.leads
         if newcomer or relay.waits(member.peer):
-            effects = relay.heard(at, member, progress.versions, rounds)
+            effects += relay.heard(at, member, progress.versions, rounds)
         if relay.waits(member.peer) or not lacking:
             return effects
         told = rounds.told(member, self.job.compress)
@@ -511,6 +525,7 @@ class Syncer(OwnMachine):
         relayed = self._trained.relay.lost(at, peer, rounds)
         if member is None:
             return relayed  # Its place was taken by a newer incarnation.
+        rounds.membership.data.lost(at, member)
         fields = {"learner": member.incarnation, "reason": reason}
         seen = Observe("lost", {**fields, **asdict(self.numbers(at))})
         return [seen, *relayed, *rounds.lost(peer, self._shared)]
@@ -546,6 +561,8 @@ class Syncer(OwnMachine):
             case StandstillDue() if self.shutdown is None:
                 rounds, plan = self._trained.rounds, self._here.plan
                 return self.standstill.look(at, rounds, self.job, plan)
+            case DataLook() if self.shutdown is None:
+                return self._look_for_the_gone(at)
             case SnapshotDue():
                 return self.snapshots.periodic(at, len(self.members), self.job.snapshot)
             case LastSnapshotDeadline():
@@ -559,6 +576,12 @@ class Syncer(OwnMachine):
             case _:
                 pass
         return []
+
+    def _look_for_the_gone(self, at: float) -> list[Effect]:
+        """Give the data shards of learners that are gone for good to others."""
+        membership = self._trained.rounds.membership
+        members = membership.members.values()
+        return [*membership.data.look(at, members), *membership.data.settle(members)]
 
     # Shutdown.
 

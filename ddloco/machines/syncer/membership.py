@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from clocks import actor_of, number_of
 from ddloco.job.protocol.messages import Progress, Roster
 from ddloco.machines.syncer.accounts import LATE, Accounts
+from ddloco.machines.syncer.data_roster import DataRoster
 from ddloco.machines.syncer.members import Member, new_member
 from ddloco.machines.syncer.outlier_history import STRIKES
 from ddloco.stage.actors.effects import Observe
@@ -45,6 +46,7 @@ class Membership(Struct, forbid_unknown_fields=True):
             schedules after them; see ``Progress``.
         reasons: for each incarnation, why its last rejected contribution was rejected.
         accounts: what learners report and what becomes of it, counted.
+        data: who draws from which data shard, in a job with ``job.shards``.
     """
 
     fragments: int
@@ -57,6 +59,7 @@ class Membership(Struct, forbid_unknown_fields=True):
     cursors: dict[str, tuple[int, bytes]] = {}
     reasons: dict[str, str] = {}
     accounts: Accounts = field(default_factory=Accounts)
+    data: DataRoster = field(default_factory=DataRoster)
     stale: dict[str, None] = {}
     """Members that have not finished a step since the last launch."""
     reported: dict[str, None] = {}
@@ -144,12 +147,20 @@ class Membership(Struct, forbid_unknown_fields=True):
 
     def recover(self, fragment: int, merged: dict[str, int], batches: dict[str, int]) -> None:
         """Restore the records of the last merge of ``fragment`` before this syncer started."""
-        for actor, count in batches.items():
-            self.note_batches(actor, count)
+        if self.data.shards:
+            self.data.recover(batches)
+        else:
+            for actor, count in batches.items():
+                self.note_batches(actor, count)
         for incarnation, base in merged.items():
             actor, number = actor_of(incarnation), number_of(incarnation)
             self.newest[actor] = max(self.newest.get(actor, 0), number)
             self._merged(incarnation)[fragment] = base
+
+    def drawn(self) -> dict[str, int]:
+        """Return what is kept with every merge of the batches drawn so far: their number by actor,
+        or by data shard (see ``DataRoster.kept``)."""
+        return self.data.kept() if self.data.shards else dict(self.batches)
 
     def note_batches(self, actor: str, count: int, cursor: bytes = b"") -> None:
         """Note the batches that an actor's incarnations have drawn from its shard so far.

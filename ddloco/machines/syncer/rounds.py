@@ -116,10 +116,11 @@ class Rounds(Struct, forbid_unknown_fields=True):
 
         Returns:
             For each: the fragment, its version, the base version of the last merged contribution
-            by incarnation, the batches drawn by actor, and the tokens merged if they are counted.
+            by incarnation, the batches drawn (see ``Membership.drawn``), and the tokens merged if
+            they are counted.
         """
         merged = ((p, self.globals[p].version) for p in self.globals.owned)
-        batches, spent = dict(self.membership.batches), self.membership.spent
+        batches, spent = self.membership.drawn(), self.membership.spent
         return [(p, v, spent(p), batches, self.tokens.get(p, 0)) for p, v in merged if v]
 
     @property

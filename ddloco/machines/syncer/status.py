@@ -46,6 +46,7 @@ def status_of(
         return SyncerStatus(**asdict(numbers), t=0, merges=0, taking_part=0, averaged=0)
     waiting, syncs, last = rounds.waiting, rounds.syncs, rounds.seen
     membership, parts = rounds.membership, rounds.globals
+    drawers = membership.data.drawers()
     return SyncerStatus(
         **asdict(numbers),
         t=rounds.schedule.t,
@@ -56,7 +57,7 @@ def status_of(
         waiting=_waiting(at, waiting, parts, membership) if waiting is not None else None,
         in_flight=tuple(_in_flight(at, each) for _, each in sorted(syncs.items())),
         members=tuple(
-            member_status(at, each, membership, parts.versions)
+            member_status(at, each, membership, parts.versions, drawers.get(each.incarnation, ()))
             for each in membership.members.values()
         ),
         refused=dict(sorted(membership.refused.items())),
@@ -113,9 +114,14 @@ def _in_flight(at: float, sync: Sync) -> SyncInFlight:
 
 
 def member_status(
-    at: float, each: Member, membership: Membership, versions: Sequence[int]
+    at: float,
+    each: Member,
+    membership: Membership,
+    versions: Sequence[int],
+    data_shards: Sequence[int] = (),
 ) -> MemberStatus:
-    """Return the status of one learner, which lacks some of the newest ``versions``."""
+    """Return the status of one learner, which lacks some of the newest ``versions`` and draws from
+    these ``data_shards``."""
     progress = each.progress
     held = progress.versions if progress is not None else (-1,) * len(versions)
     last = progress.last if progress is not None else None
@@ -137,4 +143,5 @@ def member_status(
         computing_s=spent.computing,
         data_s=spent.data,
         stopped_s=spent.stopped,
+        data_shards=tuple(data_shards),
     )

@@ -12,12 +12,12 @@ Where each invariant is checked:
   inner-steps-never-block, clock-causal, ack-after-durable; ``launches``: quorum-or-grace, overlap,
   unmerged-pulled;
 * only in worlds, where more is known than the actors know. ``truth``: clock-vs-truth, data-cursor,
-  optimizer-with-params, and token-conservation of the arrays' real contents. ``resource_bounds``:
-  bounded-memory, control-not-starved. ``merge_oracle``: model-oracle, finite. ``belief``:
-  wrong-refused, honest-believed, starts-over. ``snapshot_checks``: cut-consistent,
-  channel-complete, snapshot-terminates, concurrent-snapshots, and data-cursor,
-  optimizer-with-params and merge-once in the contents of snapshots. ``fuzz``: heal-progress,
-  participation, and by running a world again determinism-check and record-is-inert;
+  optimizer-with-params, and token-conservation of the arrays' real contents. ``data_order``:
+  data-order. ``resource_bounds``: bounded-memory, control-not-starved. ``merge_oracle``:
+  model-oracle, finite. ``belief``: wrong-refused, honest-believed, starts-over.
+  ``snapshot_checks``: cut-consistent, channel-complete, snapshot-terminates, concurrent-snapshots,
+  and data-cursor, optimizer-with-params and merge-once in the contents of snapshots. ``fuzz``:
+  heal-progress, participation, and by running a world again determinism-check and record-is-inert;
 * in tests, because two worlds are compared: a learner that freezes or dies does not change the step
   times of others; steps continue without a syncer; the order of arrival changes no byte; tapes of
   hostile worlds replay (replay-bit-exact); snapshots delay no step and no merge
@@ -33,7 +33,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clocks import INCARNATIONS_MAX, actor_of, number_of
-from ddloco.job.protocol.messages import Contribution, GlobalFragment, Resume, StatePiece
+from ddloco.job.protocol.messages import (
+    Contribution,
+    DataShards,
+    GlobalFragment,
+    Resume,
+)
 from ddloco.job.protocol.work import (
     FragmentMerged,
     InstallState,
@@ -259,8 +264,7 @@ class Learning(InvariantCheck[Stage, Role]):
                     what = f"{name} did not train what {said} says"
                     self.hold(trained.agrees(said), "token-conservation", what)
                 case InstallState() if isinstance(event, MessageArrived):
-                    assert isinstance(event.body, StatePiece), "the last piece completes a state"
-                    trained.installing = event.body.versions
+                    trained.installing = role.actor.machine.recovery.versions
                 case _:
                     pass
 
@@ -288,7 +292,7 @@ def begins(event: Event) -> bool:
     """Whether a learner may begin at this event: its parameters, or the position to resume at, have
     arrived."""
     if isinstance(event, MessageArrived):
-        return isinstance(event.body, GlobalFragment | Resume)
+        return isinstance(event.body, GlobalFragment | Resume | DataShards)
     return isinstance(event, StateInstalled)
 
 

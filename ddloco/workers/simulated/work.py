@@ -80,6 +80,15 @@ PIECE = "piece"
 _DIGEST = struct.Struct("<iiii")
 
 
+SHARD_BITS = 64
+"""The bits of a batch below the number of its data shard."""
+
+
+def shard_and_number(batch: bytes) -> tuple[int, int]:
+    """The data shard of a batch, and the batch's number in that."""
+    return divmod(int.from_bytes(batch, "little"), 1 << SHARD_BITS)
+
+
 def leaves_of(tensors: int) -> tuple[Leaf, ...]:
     """The tensors of a simulated model; the first one is an embedding."""
     names = ["embed/w", *(f"layer/{index}/w" for index in range(1, tensors))]
@@ -173,6 +182,8 @@ class SimulatedWork(Doer):
         self._copies: dict[int, Content] = {}
         self._batch = 0
         """How many batches of its shard this actor has drawn, including earlier incarnations."""
+        self._drawn: dict[int, int] = {}
+        """With ``job.shards``, how many batches of each shard were used where it holds them."""
         elements = plan.total_bytes // 4 if arithmetic else 0
         self._params = np.zeros(elements, np.float32)
         self._doers = doers(self, self.capture)
@@ -208,7 +219,7 @@ class SimulatedWork(Doer):
     def _state(self) -> tuple[Any, ...]:
         """The whole state of the worker."""
         params = self._params.tobytes() if self._arithmetic else b""
-        return tuple(self._device), self._batch, params
+        return tuple(self._device), tuple(sorted(self._drawn.items())) or self._batch, params
 
     # Learners.
 
@@ -223,7 +234,7 @@ class SimulatedWork(Doer):
                 self._params[self._part(each.fragment)] = theirs.array
                 self._bases[each.fragment] = each.version, theirs.array
         self._device = [(version, steps + 1) for version, steps in device]
-        self._batch += work.skip + 1
+        batch = self._draw(work).to_bytes(16, "little")
         loss = 1.0 / work.step
         if self._arithmetic:
             loss = self._descend(work.step)
@@ -231,10 +242,23 @@ class SimulatedWork(Doer):
             copy = self._params.copy() if self._arithmetic else None
             contents[work.out] = Content((*self._device, work.step), copy)
         self.capture.stepped(self._state())
-        batch, tensors = self._batch.to_bytes(16, "little"), self._tensors()
+        tensors = self._tensors()
         return StepFinished(
             work.work, work.step, loss, TOKENS, batch, cursor=batch, tensors=tensors
         )
+
+    def _draw(self, work: RunStep) -> int:
+        """The number of a step's batch, which contains that of its data shard, if the job has
+        ``job.shards``; see ``shard_and_number``."""
+        if work.data is None:
+            self._batch += work.skip + 1
+            return self._batch
+        shard, held = work.data.held[0], work.data.held
+        if work.data.opens:
+            self._drawn[shard] = work.skip
+        self._drawn = {n: used for n, used in self._drawn.items() if n in held}
+        self._drawn[shard] += 1
+        return (shard << SHARD_BITS) + self._drawn[shard]
 
     def _tensors(self) -> bytes:
         """The digests of all tensors, as in ``StepFinished``; empty without arithmetic."""

@@ -5,11 +5,13 @@ import io
 import pytest
 from rich.console import Console
 
-from ddloco.job.protocol.status import Numbers, status_from
+from ddloco.job.protocol.status import MemberStatus, Numbers, status_from
 from ddloco.monitoring.status_view import (
     goodput_in_words,
     in_words,
+    members,
     picture,
+    ranges,
     seconds,
     waiting_in_words,
 )
@@ -26,6 +28,15 @@ from ddloco.monitoring.status_view import (
 def test_goodput_says_since_when_it_is_counted(numbers, said):
     """From the job's start, unless its syncer has started again."""
     assert said == goodput_in_words(numbers)
+
+
+def test_data_shards_are_shown_where_they_move():
+    """As ranges; without ``job.shards`` there is no such column."""
+    assert ranges((0, 1, 2, 3, 7, 9, 10)) == "0-3, 7, 9-10"
+    assert ranges(()) == "-"
+    some = [MemberStatus("learner-0.1", data_shards=(4, 5)), MemberStatus("learner-1.1")]
+    assert [str(cell) for cell in members(some).columns[-1].cells] == ["4-5", "-"]
+    assert members(some[1:]).columns[-1].header == "refused"
 
 
 MEMBERS = [

@@ -18,6 +18,7 @@ from clocks import ActorClock, actor_of
 from ddloco.job.config import Outer, job_from
 from ddloco.job.protocol.messages import GlobalFragment, Pull
 from ddloco.job.protocol.work import FragmentMerged, RunStep, StepFinished
+from ddloco.machines.learner.data_turns import DataTurns
 from ddloco.machines.learner.host_copies import HostCopies
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.learner.state_donor import StateDonor
@@ -27,6 +28,7 @@ from ddloco.machines.outer import outlier_test
 from ddloco.machines.outer.block_kernel import NumpyKernel
 from ddloco.machines.outer.optimizers.optimizer import STEPS
 from ddloco.machines.syncer import machine, members, pacing, syncs
+from ddloco.machines.syncer.data_roster import DataRoster, DataShard
 from ddloco.machines.syncer.global_fragments import GlobalFragments
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
@@ -333,6 +335,41 @@ def data_goes_on_where_it_never_was(patch):
         old(self, actor, count + 1, cursor)
 
     wrap(patch, Membership, "note_batches", note)
+
+
+@bug("data-order", 50)
+def a_shard_is_given_away_while_somebody_draws_from_it(patch):
+    def settle(_self, effects):
+        for index in list(_self.moving):
+            _self._free(index)
+            _self.changed = True
+        return effects
+
+    after(patch, DataRoster, "settle", settle)
+
+
+@bug("data-order", 16)
+def what_is_reported_of_shards_is_forgotten(patch):
+    patch.setattr(DataShard, "came", lambda _self, _place: None)
+
+
+@bug("data-order", 15)
+def a_shard_begins_one_batch_too_late(patch):
+    def skip(_self, place):
+        return place[0] + 1, b""
+
+    held = DataTurns.skip.fget
+    patch.setattr(DataTurns, "skip", property(lambda self: skip(self, held(self))))
+
+
+@bug("data-order", 271)
+def a_shard_that_was_given_back_is_drawn_from(patch):
+    def follow(old, self, said):
+        kept = [each for each in self.held if each.shard not in {p.shard for p in said.places}]
+        old(self, said)
+        self.held += kept
+
+    wrap(patch, DataTurns, "_follow", follow)
 
 
 @bug("heal-progress", 0)

@@ -11,6 +11,7 @@ import pytest
 from ddloco.job.config import Inner
 from ddloco.job.protocol.fragment_plan import make_plan
 from ddloco.job.protocol.state_layout import piece_slice, pieces_of
+from ddloco.job.protocol.work import FromShard
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView, SharedMemory
 from ddloco.workers import rpc
 from ddloco.workers.rpc import span_of
@@ -23,12 +24,12 @@ from tests.tasks import Regression
 class Harness:
     """A trainer, its arena, and the requests of a learner."""
 
-    def __init__(self, arena, task="tests.tasks:regression", **inner):
+    def __init__(self, arena, task="tests.tasks:regression", *, shard=0, shards=1, **inner):
         self.arena = arena
         self.trainer = Trainer(ArenaView(arena.filenos()))
         self.step = 0
         inner = Inner(**inner)
-        prepared = self.ask(rpc.Prepare(task, {}, inner, seed=1, shard=0, shards=1))
+        prepared = self.ask(rpc.Prepare(task, {}, inner, 1, shard, shards))
         self.plan = make_plan(prepared.leaves, fragments=3, interval=3, strategy="balanced")
         self.state_bytes = self.ask(rpc.Lay(self.plan)).state_bytes
 
@@ -40,11 +41,11 @@ class Harness:
         """Make parameters."""
         self.ask(rpc.Fill(span_of(self.arena.allocate(self.plan.total_bytes))))
 
-    def train(self, skipped=0, cursor=b""):
+    def train(self, skipped=0, cursor=b"", data=None):
         """One step; loss, batch and the parameters after it."""
         self.step += 1
         out = self.arena.allocate(self.plan.total_bytes)
-        done = self.ask(rpc.Train(self.step, (), span_of(out), skipped, cursor))
+        done = self.ask(rpc.Train(self.step, (), span_of(out), skipped, cursor, 0, data))
         return done.loss, done.batch, out.data.tobytes()
 
     def installing(self, state):
@@ -335,7 +336,7 @@ def test_the_cursor_of_a_step_brings_the_batch_after_it(arena):
     back = Harness(arena)
     back.begin()
     drawn = []
-    inner = back.trainer._data._batches
+    inner = back.trainer._batches._batches
     real = inner.next
     inner.next = lambda: drawn.append(1) or real()
     cursor = harness.trainer._last.cursor
@@ -348,7 +349,7 @@ def test_a_stream_may_shuffle_its_data_while_the_step_before_is_computed(arena, 
     harness, other = Harness(arena), Harness(arena)
     for each in (harness, other):
         each.begin()
-    inner = other.trainer._data._batches
+    inner = other.trainer._batches._batches
     real, shared = inner.next, []
 
     def next_in_place():
@@ -409,6 +410,43 @@ def test_tokens_that_are_no_number_are_refused(arena, monkeypatch):
         harness.train()
 
 
+def batches_of(arena, shard, count, shards=4):
+    """The digests of the first batches of a data shard."""
+    harness = Harness(arena, shard=shard, shards=shards)
+    harness.begin()
+    return [harness.train()[1] for _ in range(count)]
+
+
+def test_a_learner_draws_from_several_shards_in_turn(arena):
+    """Each is drawn in order; one that is given away is closed, and begins where it is told."""
+    mine = Harness(arena, shard=0, shards=4)
+    mine.begin()
+
+    def turn(*held, opens=False, skip=0, cursor=b""):
+        return mine.train(skip, cursor, FromShard(held, opens=opens))[1]
+
+    told = [turn(0, 2, opens=True), turn(2, 0, opens=True), turn(0, 2)]
+    cursor = mine.trainer._last.cursor
+    told += [turn(2, 0), turn(2), turn(3, 2, opens=True, skip=1)]
+    assert mine.trainer._streams.keys() == {2, 3}
+    told += [turn(0, 3, opens=True, skip=2, cursor=cursor), turn(3, 0)]
+    zero, two, three = (batches_of(arena, shard, 3) for shard in (0, 2, 3))
+    assert told == [zero[0], two[0], zero[1], two[1], two[2], three[1], zero[2], three[2]]
+
+
+def test_own_state_has_all_shards(arena):
+    """A worker that continues from a snapshot draws on from each of its shards."""
+    mine, back = (Harness(arena, shard=0, shards=4) for _ in range(2))
+    mine.begin()
+    mine.train(0, b"", FromShard((0, 2), opens=True))
+    mine.train(0, b"", FromShard((2, 0), opens=True))
+    state, last = mine.state(), mine.trainer._last
+    own = rpc.Own(0, last, ((2, 1, b""), (0, 1, b"")))
+    back.ask(rpc.Install((span_of(state),), own))
+    for turn in ((0, 2), (2, 0), (0, 2)):
+        assert mine.train(0, b"", FromShard(turn)) == back.train(0, b"", FromShard(turn))
+
+
 def test_a_syncers_worker_opens_no_stream(arena, monkeypatch):
     """Only learners have data."""
 
@@ -418,7 +456,7 @@ def test_a_syncers_worker_opens_no_stream(arena, monkeypatch):
     monkeypatch.setattr("tests.tasks.Regression.batches", batches)
     trainer = Trainer(ArenaView(arena.filenos()))
     trainer.answer(rpc.Prepare("tests.tasks:regression", {}, Inner(), 1, None, 1))
-    assert trainer._data is None
+    assert not trainer._streams
 
 
 def test_the_time_of_a_second_compilation_is_measured(arena, monkeypatch):

@@ -26,8 +26,8 @@ class Said:
 def key_of(seed, shard, drawn):
     """The numbers of the key of one batch."""
     task = Said()
-    loss = TaskLoss(task, "a:task", seed, shard)
-    loss(None, None, None, loss.number(drawn))
+    loss = TaskLoss(task, "a:task", seed)
+    loss(None, None, None, loss.number(shard, drawn))
     return tuple(np.asarray(task.key).tolist())
 
 
@@ -80,7 +80,7 @@ def test_without_the_number_of_the_batch_it_would_not(arena):
     taker = Harness(arena, task="tests.tasks:keyed")
     taker.ask(taker.installing(state))
     taker.trainer._leave_out(1, b"")
-    taker.trainer._drawn = 0
+    taker.trainer._streams[taker.trainer._turn].used = 0
 
     assert donor.train() != taker.train()
 
@@ -148,7 +148,7 @@ def test_a_loss_that_is_no_scalar_is_refused(loss, found):
             return loss
 
     with pytest.raises(TaskError, match=rf"^task a:task: loss returns {found}; want a scalar"):
-        TaskLoss(Odd(), "a:task", 0, 0)(None, None, None, None)
+        TaskLoss(Odd(), "a:task", 0)(None, None, None, None)
 
 
 def test_a_loss_of_three_parts_is_refused():
@@ -159,4 +159,4 @@ def test_a_loss_of_three_parts_is_refused():
             return 1.0, {}, {}
 
     with pytest.raises(TaskError, match=r"returns 3 values; want loss or \(loss, metrics\)"):
-        TaskLoss(Three(), "a:task", 0, 0)(None, None, None, None)
+        TaskLoss(Three(), "a:task", 0)(None, None, None, None)

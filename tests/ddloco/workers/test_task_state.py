@@ -161,7 +161,7 @@ CHANGES = [
 def test_a_step_keeps_the_form_of_the_state(change, said):
     """What is of another shape or type is named."""
     task = Changing(change)
-    loss = TaskLoss(task, "a:task", 0, 0)
+    loss = TaskLoss(task, "a:task", 0)
 
     with pytest.raises(TaskError, match=said):
         loss(None, task.init_state(jax.random.key(0)), None, None)
@@ -175,7 +175,7 @@ def test_a_loss_that_forgets_its_state_is_refused():
             return jnp.float32(0)
 
     with pytest.raises(TaskError, match=r"returns 1 values; want \(loss, state\) or"):
-        TaskLoss(Forgetting(), "a:task", 0, 0)(None, {}, None, None)
+        TaskLoss(Forgetting(), "a:task", 0)(None, {}, None, None)
 
 
 HALVES = """

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from ddloco.replayer.invariants import launches, training
-from ddloco.simulation import belief, fuzz, merge_oracle, resource_bounds, snapshot_checks, truth
+from ddloco.simulation import (
+    belief,
+    data_order,
+    fuzz,
+    merge_oracle,
+    resource_bounds,
+    snapshot_checks,
+    truth,
+)
 from tests.ddloco.simulation import mutations
 from tests.ddloco.simulation.mutations_pictures import PICTURES
 
@@ -30,6 +38,7 @@ def invariants():
         resource_bounds,
         merge_oracle,
         belief,
+        data_order,
         fuzz,
         snapshot_checks,
     )

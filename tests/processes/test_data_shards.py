@@ -1,0 +1,70 @@
+"""Data shards move between processes that die and come back, and every step replays."""
+
+import pytest
+
+from tests.processes.conftest import Job, replay
+
+JOB = """
+[job]
+task = "tests.tasks:regression"
+steps = 400
+learners = 3
+shards = 5
+
+[task]
+step_s = 0.01
+
+[sync]
+fragments = 2
+interval = 8
+
+[elastic]
+gone_s = 0.8
+
+[snapshot]
+every_steps = 150
+"""
+
+CHAOS = """
+fault = [
+    {what = "crash", who = "learner-1", at_s = 1.5, for_s = 2.0},
+    {what = "crash", who = "syncer", at_s = 5.0, for_s = 0.2},
+]
+"""
+
+
+@pytest.mark.slow
+def test_shards_are_taken_over_and_given_back(tmp_path):
+    """Of one that is gone for a while; a restarted syncer knows who has what. The replay of all of
+    it is identical, also from the last snapshot."""
+    job = Job(tmp_path, JOB)
+    (tmp_path / "chaos.toml").write_text(CHAOS)
+    done = job.run("--processes", f"--chaos={tmp_path / 'chaos.toml'}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = job.log()
+    gone = [each for each in log if each["event"] == "gone for good"]
+    assert [(each["learner"], each["data_shards"]) for each in gone][:1] == [("learner-1", [1, 4])]
+    moved = [each["data_shards"] for each in log if each["event"] == "data shards moved"]
+    assert moved[0] == [1, 4]
+    assert len(moved) > 1, "and given back"
+    for more in ((), ("--from=latest",)):
+        replayed = replay(job.run_folder, *more)
+        assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+        assert "identical" in replayed.stdout
+
+
+def test_with_one_shard_each_the_bits_are_those_without(tmp_path):
+    """Who has which data is all that ``job.shards`` decides: a lone learner with one shard trains
+    as it does without, to the bit."""
+    plain = "--set=job.learners=1", "--set=job.steps=16", "--set=snapshot.every_steps=0"
+    digests = []
+    for name, shards in (("with", "1"), ("without", "")):
+        text = JOB if shards else JOB.replace("shards = 5\n", "").replace("gone_s = 0.8\n", "")
+        (tmp_path / name).mkdir()
+        job = Job(tmp_path / name, text)
+        done = job.run(*plain, *([f"--set=job.shards={shards}"] if shards else []))
+        assert done.returncode == 0, done.stdout + done.stderr
+        steps = [each["loss"] for each in job.log() if each["event"] == "step"]
+        digests.append(steps[:8])
+    assert digests[0] == digests[1]
+    assert len(digests[0]) == 8
