@@ -237,6 +237,16 @@ The model is scored and saved, and every actor ends with exit code 0. A signal t
 process does not end the job: that process leaves (code 75) and may be started again.
 
 Exit code 0: the job has ended. 1: it failed, or no syncer answers.""", run="stop"),
+Command("leave", "let a learner leave a running job for good", """
+address ADDRESS                   the syncer: tcp://127.0.0.1:5555, file:PATH or lease:PLACE
+name NAME                         the learner: learner-3
+@asking
+""", more="""\
+The learner finishes its step and ends with exit code 0, so that nothing starts it again.
+With job.shards others get its data shards at once, also if it is not there; otherwise
+they wait elastic.gone_s seconds for it. Started again, it takes part again.
+
+Exit code 0: it leaves. 1: the job has no such learner, or no syncer answers.""", run="leave"),
 Command("replay", "execute a run again from its tapes, and compare every event", """
 folder RUN:path                   the run folder, or one tape
 --from=snapshot ID                begin with this snapshot of the run, or with 'latest'

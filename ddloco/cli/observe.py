@@ -1,4 +1,4 @@
-"""The commands that ask a running job: `status`, `observe` and `stop`."""
+"""The commands that ask a running job: `status`, `observe`, `stop` and `leave`."""
 
 import argparse
 import os
@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ddloco.cli.ask import complain, look, timeout_of
-from ddloco.monitoring.watch import follow, say, show_status, stop_job
+from ddloco.monitoring.watch import dismiss, follow, say, show_status, stop_job
 from ddloco.stage.files.toml import ConfigError
 
 if TYPE_CHECKING:
@@ -88,6 +88,21 @@ def stop(given: argparse.Namespace) -> int:
     async def ask() -> None:
         await stop_job(
             given.address, timeout_s=timeout_of(given), keys=given.keys, as_json=given.json
+        )
+
+    return look(ask)
+
+
+def leave(given: argparse.Namespace) -> int:
+    """``ddloco leave``: let a learner leave a job for good."""
+
+    async def ask() -> None:
+        await dismiss(
+            given.address,
+            given.name,
+            timeout_s=timeout_of(given),
+            keys=given.keys,
+            as_json=given.json,
         )
 
     return look(ask)

@@ -27,7 +27,7 @@ MODULES = {
     "examples": ("init",),
     "keys": ("keys",),
     "launch": ("launch",),
-    "observe": ("observe", "status", "stop"),
+    "observe": ("leave", "observe", "status", "stop"),
     "perform": ("perform",),
     "replay": ("replay",),
     "run": ("run",),

@@ -25,6 +25,7 @@ from ddloco.machines.syncer.estimates import Recent
 from ddloco.stage.actors.events import (
     Captured,
     Computed,
+    DismissRequested,
     LeaveRequested,
     Restored,
     SnapshotRequested,
@@ -326,6 +327,8 @@ def _see_rare(content: TapeContent, at: float, n: int, event: Any, cuts: set[str
             note((at, n, "stop", f"stop requested: {event.reason}"))
         case LeaveRequested():
             note((at, n, "stop", f"asked to leave: {event.reason}"))
+        case DismissRequested():
+            note((at, n, "stop", f"{event.who} asked to leave for good"))
         case Restored():
             note((at, n, "returned", f"continues from snapshot {event.snapshot}"))
         case StateInstalled() if event.sound:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import trio
 
-from ddloco.stage.actors.observations import BEGUN, DISCARDED, TAKEN
+from ddloco.stage.actors.observations import (
+    BEGUN,
+    DISCARDED,
+    DISMISSED,
+    NOT_DISMISSED,
+    TAKEN,
+)
 from ddloco.stage.driver.endpoints import new_endpoint
 from ddloco.stage.files.addresses import LEASE_PLACE, check_dial, end_at
 from ddloco.stage.files.toml import ConfigError
@@ -83,8 +89,10 @@ class Observer:
         self._keyed = keyed
         self._taken = 0
         self._said_taken = 0
-        self._wanted: Literal["", "snapshot", "stop"] = ""
+        self._wanted: Literal["", "snapshot", "stop", "leave"] = ""
         """What the syncer is asked for with each beat, until that is heard of."""
+        self._who = ""
+        """The actor that is asked to leave."""
         self._reader = Reader()
         self._inbox, self._waiting = trio.open_memory_channel[Any](INBOX_MAX)
 
@@ -167,6 +175,26 @@ class Observer:
             raise UnansweredError(self._problem(said, problem))
         return said
 
+    async def dismiss(self, who: str) -> News:
+        """Request that an actor leaves for good; returns the news of its answer, or of the job's
+        end before that.
+
+        Raises:
+            UnansweredError: there is no answer, or no longer one.
+        """
+        said: Any = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._endpoint.run, self._deliver)
+            self._wanted, self._who = "leave", who
+            nursery.start_soon(self._beat, False)
+            with trio.move_on_after(self._timeout_s):
+                while not (isinstance(said, Sorry) or _dismisses(said, who)):
+                    said, _ = await self._next()
+            nursery.cancel_scope.cancel()
+        if not isinstance(said, News) or not _dismisses(said, who):
+            raise UnansweredError(self._problem(said, self._no_answer()))
+        return said
+
     async def _take_in(
         self, take: Take, said: Any, payload: "Payload | None", *, payloads: bool
     ) -> None:
@@ -191,7 +219,7 @@ class Observer:
             self._ask(Ask("follow", taken=self._taken, payloads=payloads))
             self._ask(Ask("status", taken=self._taken))
             if self._wanted:
-                self._ask(Ask(self._wanted, taken=self._taken))
+                self._ask(Ask(self._wanted, taken=self._taken, who=self._who))
             await trio.sleep(BEAT_S)
 
     def _ask(self, ask: Ask) -> None:
@@ -222,6 +250,14 @@ class Observer:
             return f"{self._address}: the job has ended: {ended}"
         keys = ", with these keys?" if self._keyed else "? (a job with keys needs --keys)"
         return f"no answer from {self._address}: is a syncer listening there{keys}"
+
+
+def _dismisses(said: Any, who: str) -> bool:
+    """Whether this is the answer to the request that an actor leaves, or the job's end."""
+    if not isinstance(said, News):
+        return False
+    named = said.event in {DISMISSED, NOT_DISMISSED} and said.fields.get("learner") == who
+    return named or said.event == "ended"
 
 
 def _settles(said: News, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The commands ``ddloco status``, ``ddloco observe`` and ``ddloco stop``."""
+"""The commands ``ddloco status``, ``observe``, ``stop`` and ``leave``."""
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -13,6 +13,7 @@ import trio
 from clocks import actor_of
 from ddloco.job.protocol.status import Status, StatusError, status_from
 from ddloco.monitoring.client import Notified, Observer, UnansweredError, open_observer
+from ddloco.stage.actors.observations import DISMISSED
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.observers.observer_protocol import News, Told
 from ddloco.stage.process.signals import stop_on_signal
@@ -157,11 +158,7 @@ async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json
         ConfigError: the address is invalid, or is that of a shard that does not lead.
         UnansweredError: there is no answer, or the job failed.
     """
-    async with open_observer(address, timeout_s, keys, owner=True) as observer:
-        told = _status_from(await observer.status())
-        name = actor_of(told.incarnation)
-        if told.lead not in ("", name):
-            raise ConfigError(f"{address}: {name} does not lead this job; ask {told.lead}")
+    async with _asking_lead(address, timeout_s, keys) as observer:
 
         async def pass_over(_: Notified) -> None:
             await trio.lowlevel.checkpoint()
@@ -172,6 +169,43 @@ async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json
         said = {"address": address, **ended.fields}
         line = f"{address}: {said['status']}: {said['reason']}"
         say(msgspec.json.encode(said).decode() if as_json else line)
+
+
+async def dismiss(
+    address: str, who: str, *, timeout_s: float, keys: Path | None, as_json: bool
+) -> None:
+    """Have a learner leave for good, and print what the syncer says.
+
+    Raises:
+        ConfigError: the address is invalid, or is that of a shard that does not lead.
+        UnansweredError: there is no answer, or the job has no such learner.
+    """
+    async with _asking_lead(address, timeout_s, keys) as observer:
+        told = await observer.dismiss(who)
+    if told.event != DISMISSED:
+        raise UnansweredError(f"{address}: {told.fields['reason']}")
+    said = {"address": address, **told.fields}
+    line = f"{address}: {who} leaves for good"
+    if not told.fields["linked"]:
+        line = f"{address}: {who} is not there, and counts as gone for good"
+    say(msgspec.json.encode(said).decode() if as_json else line)
+
+
+@asynccontextmanager
+async def _asking_lead(
+    address: str, timeout_s: float, keys: Path | None
+) -> AsyncIterator[Observer]:
+    """An observer with the owner's key, of the syncer that leads.
+
+    Raises:
+        ConfigError: it is a shard that does not lead.
+    """
+    async with open_observer(address, timeout_s, keys, owner=True) as observer:
+        told = _status_from(await observer.status())
+        name = actor_of(told.incarnation)
+        if told.lead not in ("", name):
+            raise ConfigError(f"{address}: {name} does not lead this job; ask {told.lead}")
+        yield observer
 
 
 def _status_from(plain: dict[str, Any]) -> Status:

@@ -51,20 +51,3 @@ def test_shards_are_taken_over_and_given_back(tmp_path):
         replayed = replay(job.run_folder, *more)
         assert replayed.returncode == 0, replayed.stdout + replayed.stderr
         assert "identical" in replayed.stdout
-
-
-def test_with_one_shard_each_the_bits_are_those_without(tmp_path):
-    """Who has which data is all that ``job.shards`` decides: a lone learner with one shard trains
-    as it does without, to the bit."""
-    plain = "--set=job.learners=1", "--set=job.steps=16", "--set=snapshot.every_steps=0"
-    digests = []
-    for name, shards in (("with", "1"), ("without", "")):
-        text = JOB if shards else JOB.replace("shards = 5\n", "").replace("gone_s = 0.8\n", "")
-        (tmp_path / name).mkdir()
-        job = Job(tmp_path / name, text)
-        done = job.run(*plain, *([f"--set=job.shards={shards}"] if shards else []))
-        assert done.returncode == 0, done.stdout + done.stderr
-        steps = [each["loss"] for each in job.log() if each["event"] == "step"]
-        digests.append(steps[:8])
-    assert digests[0] == digests[1]
-    assert len(digests[0]) == 8

@@ -296,6 +296,28 @@ def test_what_differs_is_said_before_anything_starts(started, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_learner_that_leaves_for_good_ends_with_0_and_others_get_its_data(started):
+    """By the command, which an engine takes for final; the replay of all of it is identical."""
+    words = "--set=job.steps=100000", "--set=task.step_s=0.05", "--set=job.shards=5"
+    started.syncer(*words)
+    going = started.learner("learner-1", *words)
+    started.learner("learner-0", *words)
+    started.job.wait_for("merge", 8)
+    leave = [*DDLOCO, "leave", started.address, "learner-1", "--timeout", "60"]
+    assert "learner-1 leaves for good" in call(leave).stdout
+    assert "done: learner-1 was asked to leave for good" in ended(going, 0)
+    started.job.wait_for("data shards moved", 1)
+    again = call(leave)
+    assert (again.returncode, "is not there, and counts as gone" in again.stdout) == (0, True)
+    unknown = call([*DDLOCO, "leave", started.address, "learner-7", "--timeout", "60"])
+    assert (unknown.returncode, "no learner of this job" in unknown.stderr) == (1, True)
+    assert started.stop().returncode == 0
+    (moved,) = [each for each in started.job.log() if each["event"] == "data shards moved"]
+    assert moved["data_shards"] == [1, 3]
+    replayed = replay(started.job.run_folder)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+
+
 def test_a_whole_job_that_is_told_to_leave_is_started_again(job):
     """An engine sends SIGTERM to every process of `run --processes`: it leaves with 75 at once, and
     says with which command its newest snapshot is continued."""

@@ -585,7 +585,9 @@ class Learner(OwnMachine):
 
     def _leave(self) -> list[Effect]:
         status: Status = "left" if self.leaving else "done"
-        return self._finish(status, self.stopping or "done")
+        # Whoever draws from its data shards next begins where it has ended.
+        last = self._report() if self._shares_data else []
+        return [*last, *self._finish(status, self.stopping or "done")]
 
     def _finish(self, status: Status, reason: str) -> list[Effect]:
         syncers = self.job.syncer_names()

@@ -78,6 +78,7 @@ class DataRoster(Struct, forbid_unknown_fields=True):
         shards: the data shards, by number.
         number: of the newest message.
         heard: for each learner that is not gone, when it was last there, in seconds.
+        leaving: the learners that were asked to leave for good.
         moving: the shards whose drawers shall give them back.
         told: for each linked learner, by peer, the newest message that was sent to it.
         changed: something was heard that may move shards.
@@ -88,6 +89,7 @@ class DataRoster(Struct, forbid_unknown_fields=True):
     shards: list[DataShard] = []
     number: int = 0
     heard: dict[str, float] = {}
+    leaving: dict[str, None] = {}
     moving: dict[int, None] = {}
     told: dict[str, DataShards] = {}
     changed: bool = False
@@ -140,6 +142,7 @@ class DataRoster(Struct, forbid_unknown_fields=True):
             return
         self.heard[actor_of(member.incarnation)] = at
         self.told.pop(member.peer, None)
+        self.leaving.pop(actor_of(member.incarnation), None)
         self.changed = True
         actor, number = actor_of(member.incarnation), number_of(member.incarnation)
         for index, each in enumerate(self.shards):
@@ -147,10 +150,19 @@ class DataRoster(Struct, forbid_unknown_fields=True):
                 self._free(index)
 
     def lost(self, at: float, member: Member) -> None:
-        """A link was lost: its learner may still draw."""
+        """A link was lost: its learner may still draw, unless it was asked to leave."""
         if self.shards:
             self.heard[actor_of(member.incarnation)] = at
             self.told.pop(member.peer, None)
+            if actor_of(member.incarnation) in self.leaving:
+                self._forget(actor_of(member.incarnation))
+
+    def dismiss(self, who: str, *, linked: bool) -> None:
+        """A learner was asked to leave for good: it is gone once its link is."""
+        if self.shards and linked:
+            self.leaving[who] = None
+        elif self.shards:
+            self._forget(who)
 
     def report(self, at: float, member: Member, progress: Progress) -> None:
         """Take a learner's report of where it is in its shards."""
@@ -205,17 +217,22 @@ class DataRoster(Struct, forbid_unknown_fields=True):
         ]
         effects: list[Effect] = []
         for who in gone:
-            del self.heard[who]
-            lost = [n for n, each in enumerate(self.shards) if each.owner == who]
-            self.changed = self.changed or bool(lost)
-            for index, each in enumerate(self.shards):
-                if each.drawer and actor_of(each.drawer) == who:
-                    each.bound, each.asked = False, 0
-                    self.moving.pop(index, None)
+            lost = self._forget(who)
             seen = {"learner": who, "for_s": self.gone_s, "data_shards": lost}
             effects += [Observe("gone for good", seen)] if lost else []
         again = min(self.heard.values(), default=at) + self.gone_s
         return [*effects, SetTimer(DataLook(), max(again, at + self.gone_s / 16))]
+
+    def _forget(self, who: str) -> list[int]:
+        """Wait no longer for a learner; return the shards that it owned."""
+        self.heard.pop(who, None)
+        lost = [n for n, each in enumerate(self.shards) if each.owner == who]
+        self.changed = self.changed or bool(lost)
+        for index, each in enumerate(self.shards):
+            if each.drawer and actor_of(each.drawer) == who:
+                each.bound, each.asked = False, 0
+                self.moving.pop(index, None)
+        return lost
 
     def _patience_s(self, member: Member | None) -> float:
         """How long a learner may be silent, in seconds, before it is gone."""

@@ -66,6 +66,7 @@ from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.actor import OwnMachine
 from ddloco.stage.actors.effects import Finish, Observe, Status
 from ddloco.stage.actors.events import (
+    DismissRequested,
     LeaveRequested,
     Restored,
     SnapshotRequested,
@@ -73,6 +74,7 @@ from ddloco.stage.actors.events import (
     StopRequested,
     WorkFailed,
 )
+from ddloco.stage.actors.observations import DISMISSED, NOT_DISMISSED
 from transport import (
     CONTROL,
     BytesArrived,
@@ -268,6 +270,8 @@ class Syncer(OwnMachine):
                 return self._work_failed(event)
             case StopRequested(reason):
                 return self._stop_asked(at, reason)
+            case DismissRequested(who):
+                return self._dismiss(who)
             case _:
                 return []
 
@@ -314,6 +318,25 @@ class Syncer(OwnMachine):
         if still:
             return self._stop("failed", f"{reason}; {still}")
         return self._stop("stopped", reason)
+
+    def _dismiss(self, who: str) -> list[Effect]:
+        """Let a learner leave for good; others get its data shards once it is gone."""
+        if not self._here.leads or self.training is None or self.shutdown is not None:
+            return []
+        if who not in self.job.learner_names():
+            names = self.job.learner_names()
+            reason = f"{who} is no learner of this job, which has {names[0]} to {names[-1]}"
+            return [Observe(NOT_DISMISSED, {"learner": who, "reason": reason})]
+        rounds = self._trained.rounds
+        members = rounds.membership.members.values()
+        there = [each.peer for each in members if actor_of(each.incarnation) == who]
+        rounds.membership.data.dismiss(who, linked=bool(there))
+        said = Stop(rounds.schedule.t, f"{who} was asked to leave for good")
+        return [
+            *(Send(peer, CONTROL, said, key="stop") for peer in there),
+            *rounds.membership.data.settle(members),
+            Observe(DISMISSED, {"learner": who, "linked": bool(there)}),
+        ]
 
     def _no_merge(self, at: float) -> str:
         """What the job waits for if it has merged nothing for too long, otherwise empty."""
@@ -528,7 +551,8 @@ class Syncer(OwnMachine):
         rounds.membership.data.lost(at, member)
         fields = {"learner": member.incarnation, "reason": reason}
         seen = Observe("lost", {**fields, **asdict(self.numbers(at))})
-        return [seen, *relayed, *rounds.lost(peer, self._shared)]
+        given = rounds.membership.data.settle(rounds.membership.members.values())
+        return [seen, *relayed, *given, *rounds.lost(peer, self._shared)]
 
     def _advance(self, at: float) -> list[Effect]:
         """Start whatever the event has made possible: a sync, the shutdown, or the exit."""

@@ -90,6 +90,12 @@ class LeaveRequested(Event, frozen=True):
     reason: str
 
 
+class DismissRequested(Event, frozen=True):
+    """A user wants another actor to leave for good; the actor that leads tells it to."""
+
+    who: str
+
+
 HappensToAll = (
     LaneBroken
     | BytesArrived
@@ -100,5 +106,6 @@ HappensToAll = (
     | WorkFailed
     | StopRequested
     | LeaveRequested
+    | DismissRequested
 )
 """The events that every tape may hold, besides messages, timers and the actor's own events."""

@@ -5,3 +5,6 @@ BEGUN, TAKEN, DISCARDED = "snapshot begun", "snapshot taken", "snapshot discarde
 
 FAILED = "snapshot part failed"
 """Log event of a participant that could not write its own part."""
+
+DISMISSED, NOT_DISMISSED = "dismissed", "not dismissed"
+"""Log events of an actor that was told to leave for good, or that there is not."""

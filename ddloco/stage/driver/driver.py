@@ -21,6 +21,7 @@ from clocks import TimeSource, actor_of
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Finish, Observe, Work
 from ddloco.stage.actors.events import (
+    DismissRequested,
     LeaveRequested,
     Restored,
     SnapshotRequested,
@@ -270,7 +271,7 @@ class Driver:
 
     def request_snapshot(self) -> None:
         """Request a snapshot of the whole job, of a syncer that leads."""
-        self._requested("snapshot")
+        self._requested("snapshot", "")
 
     def _request(self, event: Event) -> None:
         try:
@@ -278,17 +279,19 @@ class Driver:
         except (trio.BrokenResourceError, trio.WouldBlock):
             self._urgent.append(event)
 
-    def _requested(self, what: Request) -> None:
-        """Pass an observer's request to the actor."""
+    def _requested(self, what: Request, who: str) -> bool:
+        """Pass an observer's request to the actor; returns whether the inbox had room for it."""
         if what == "stop":
             if not self._asked_to_stop:  # Observers repeat it until they hear of the end.
                 self._asked_to_stop = True
                 self.request_stop("asked to stop by an observer")
-            return
+            return True
         try:
-            self._inbox.send_nowait(SnapshotRequested())
+            asked = DismissRequested(who) if what == "leave" else SnapshotRequested()
+            self._inbox.send_nowait(asked)
         except trio.WouldBlock:
-            return  # The inbox is full; the observer repeats its request.
+            return False  # The observer repeats its request.
+        return True
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Log an event that is not on the tape and does not reach the actor."""

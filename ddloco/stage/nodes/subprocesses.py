@@ -17,6 +17,7 @@ from typing import Any, Generic
 import trio
 
 from ddloco.stage.actors.effects import Finish, Status
+from ddloco.stage.files.addresses import FILE
 from ddloco.stage.files.run_folder import LOG_FILE, TAPES, address_file
 from ddloco.stage.nodes.exit_codes import AGAIN
 from ddloco.stage.nodes.fault_injector import FaultInjector, joiners, live_schedule, relayed
@@ -180,7 +181,9 @@ class Processes(Generic[P]):
 
     def _arguments(self, name: str) -> list[str]:
         own = {name: self._bound.get(name) or self._at.get(name, ANY_PORT)}
-        addresses = {**self._bound, **self._relayed.get(name, {}), **own}
+        # From the file an actor that is started again as its lead ends hears of the end, too.
+        files = {each: f"{FILE}{address_file(self.folder, each)}" for each in self._bound}
+        addresses = {**files, **self._relayed.get(name, {}), **own}
         program = self.program
         return [*program.command(name, self.folder), *program.address_arguments(name, addresses)]
 

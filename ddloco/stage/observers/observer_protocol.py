@@ -28,7 +28,9 @@ OBSERVER, OWNER = "observer-", "owner-"
 key ``owner`` can use the second. Who uses the first may look: the status, news and fragments."""
 
 ASK_BYTES_MAX = 1024
-"""A request contains only a few small numbers."""
+"""A request contains only a few small numbers, and the name of an actor."""
+
+WHO_CHARS_MAX = 128
 
 PIECE_BYTES = 1024 * 1024
 """Bytes in a piece of a fragment; only the last may be shorter."""
@@ -42,19 +44,20 @@ class Notice(Struct, frozen=True, tag=True):
     request of another version can be decoded far enough to read its version number."""
 
 
-Request = Literal["snapshot", "stop"]
+Request = Literal["snapshot", "stop", "leave"]
 """Requests that are passed to the actor, where they become events."""
 
 
 class Ask(Notice, frozen=True):
-    """Asks for the status, for the news from now on, for a snapshot, or for the end of the job.
-    ``taken`` is the greatest ``seq`` that the observer has received, which acknowledges it: the
-    server limits how much is unacknowledged."""
+    """Asks for the status, for the news from now on, for a snapshot, for the end of the job, or for
+    the actor ``who`` to leave it for good. ``taken`` is the greatest ``seq`` that the observer has
+    received, which acknowledges it: the server limits how much is unacknowledged."""
 
-    what: Literal["status", "follow", "snapshot", "stop"]
+    what: Literal["status", "follow", "snapshot", "stop", "leave"]
     version: int = VERSION
     taken: Count = 0
     payloads: bool = False
+    who: Annotated[str, Meta(max_length=WHO_CHARS_MAX)] = ""
 
 
 class Told(Notice, frozen=True):

@@ -56,6 +56,14 @@ STATUS_S_MIN = 0.1
 """Minimum interval between computations of the status, in seconds, however many ask."""
 
 
+REQUESTS = {
+    "snapshot": "ask for a snapshot",
+    "stop": "end the job",
+    "leave": "let an actor leave",
+}
+"""What only the owner of the job may ask for, in words."""
+
+
 @dataclass(slots=True)
 class Watcher:
     """The state of one observer."""
@@ -71,6 +79,8 @@ class Watcher:
     away_bytes: int = 0
     lost: int = 0
     """Notices that were not sent because it was too slow."""
+    dismissed: str = ""
+    """The actor that it last asked to leave."""
 
     def took(self, seq: int) -> None:
         """Process its acknowledgement of everything up to ``seq``."""
@@ -92,8 +102,8 @@ class ObserverServer:
         now: returns seconds since the actor's start.
         status: returns the actor's status as plain data.
         refuse: called with the reason when a frame is rejected.
-        request: called when an observer requests a snapshot or the end of the job; only these
-            reach the actor.
+        request: called when an observer requests a snapshot, the end of the job, or that the actor
+            that is named leaves it; only these reach the actor. Returns whether it was taken.
     """
 
     def __init__(
@@ -104,7 +114,7 @@ class ObserverServer:
         status: Callable[[], dict[str, Any]],
         refuse: Callable[[str], None],
         *,
-        request: Callable[[Request], None],
+        request: Callable[[Request, str], bool],
     ) -> None:
         self._endpoint = endpoint
         self._arrays = arrays
@@ -139,18 +149,20 @@ class ObserverServer:
         watcher.took(ask.taken)
         if ask.what == "status":
             self._tell(route, watcher)
-        elif ask.what in ("snapshot", "stop") and not route.startswith(OWNER):
-            what = {"snapshot": "ask for a snapshot", "stop": "end the job"}[ask.what]
-            self._decline(route, f"an observer may look, not {what}; that needs the key owner")
+        elif ask.what in REQUESTS and not route.startswith(OWNER):
+            said = f"an observer may look, not {REQUESTS[ask.what]}; that needs the key owner"
+            self._decline(route, said)
         elif ask.what == "snapshot" and self._now() < self._snapshots_from:
             wait = f"at most one each {SNAPSHOT_ASKS_S_MIN:g} s; ask again"
             self._decline(route, f"a snapshot was requested just now, {wait}")
-        elif ask.what in ("snapshot", "stop"):
+        elif ask.what == "follow":
+            self._follow(watcher, ask)
+        else:
             if ask.what == "snapshot":
                 self._snapshots_from = self._now() + SNAPSHOT_ASKS_S_MIN
-            self._request(ask.what)
-        else:
-            self._follow(watcher, ask)
+            if ask.what != "leave" or ask.who != watcher.dismissed:  # It repeats its request.
+                taken = self._request(ask.what, ask.who)
+                watcher.dismissed = ask.who if taken else ""
         self._hand_over(route, watcher)
 
     def news(self, event: str, at: float, ref: str, fields: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from clocks import actor_of
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import (
     Contribution,
@@ -32,7 +33,13 @@ from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.members import RESEND_S_MIN
 from ddloco.machines.syncer.shutdown import LATE_S
 from ddloco.stage.actors.effects import Finish, Observe
-from ddloco.stage.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
+from ddloco.stage.actors.events import (
+    DismissRequested,
+    LeaveRequested,
+    Restored,
+    StopRequested,
+    WorkFailed,
+)
 from transport import (
     BULK,
     CONTROL,
@@ -1060,6 +1067,21 @@ def test_a_syncer_that_leaves_ends_no_job(open_harness):
     assert {(A, False), (B, False)} == {(e.peer, e.final) for e in of(Hangup, effects)}
     assert [Finish("left", "moved")] == of(Finish, effects)
     assert [] == of(Send | Evaluate | SaveModel, effects)
+
+
+def test_a_learner_is_told_to_leave_for_good(open_harness):
+    """It alone, and the job goes on; one that is not there, and one that there is not, are logged
+    as that."""
+    harness = open_harness(A, B)
+    effects = harness.tell(DismissRequested(actor_of(A)))
+    assert [A] == [peer for peer, _ in said(Stop, effects)]
+    assert {"learner": actor_of(A), "linked": True} in [e.fields for e in of(Observe, effects)]
+    away = harness.tell(DismissRequested("learner-2"))
+    assert [("dismissed", False)] == [(e.event, e.fields["linked"]) for e in of(Observe, away)]
+    (unknown,) = of(Observe, harness.tell(DismissRequested("learner-99")))
+    assert unknown.event == "not dismissed"
+    assert "learner-99 is no learner of this job" in unknown.fields["reason"]
+    assert [] == of(Finish, effects)
 
 
 def test_a_stop_belongs_to_its_run(open_harness):

@@ -58,13 +58,16 @@ class Stand:
         self.facts = {"t": 3}
         self.refused = []
         self.requests = self.stops = 0
+        self.dismissed = []
         ways = self.time.now, lambda: self.facts, self.refused.append
         self.window = ObserverServer(self.endpoint, self.arrays, *ways, request=self.request)
 
-    def request(self, what):
-        """An observer requests a snapshot, or the end."""
+    def request(self, what, who):
+        """An observer requests a snapshot, the end, or that somebody leaves."""
+        self.dismissed += [who] if what == "leave" else []
         self.requests += what == "snapshot"
         self.stops += what == "stop"
+        return True
 
     async def observer(self, name="a", kind="observer"):
         """The end of one observer."""
@@ -373,7 +376,10 @@ async def test_silent_observers_keep_no_other_out():
         assert OBSERVERS_MAX == len(stand.window._watchers)
 
 
-@pytest.mark.parametrize(("what", "said"), [("stop", "end the job"), ("snapshot", "snapshot")])
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("stop", "end the job"), ("snapshot", "snapshot"), ("leave", "let an actor leave")],
+)
 async def test_an_observer_may_look_and_no_more(what, said):
     """All dashboards share its key: it is told a status, and declined what changes the job."""
     async with opened("a") as (stand, guest):
@@ -384,6 +390,15 @@ async def test_an_observer_may_look_and_no_more(what, said):
         assert said in sorry.reason
         assert "key owner" in sorry.reason
         assert (0, 0) == (stand.requests, stand.stops)
+
+
+async def test_an_actor_is_asked_to_leave_once_by_each_observer():
+    """However often it is repeated; another actor, and another observer's wish, are passed on."""
+    async with opened("a", "b", kind="owner") as (stand, guest, other):
+        for who in ("learner-1", "learner-1", "learner-2"):
+            await guest.say(Ask("leave", who=who))
+        await other.say(Ask("leave", who="learner-2"))
+        assert stand.dismissed == ["learner-1", "learner-2", "learner-2"]
 
 
 async def test_snapshots_are_begun_for_observers_now_and_then():
