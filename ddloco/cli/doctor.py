@@ -29,12 +29,13 @@ from ddloco.cli.ask import complain
 from ddloco.job.config import LEARNERS_MAX, Job, load_job
 from ddloco.job.job_folder import check_place
 from ddloco.job.keys import keys_of
-from ddloco.job.needs import SYNCER_BYTES_S, needs_of, wire_bytes
+from ddloco.job.needs import SYNCER_BYTES_S, needs_in_words, needs_of, size, wire_bytes
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.stage.arrays.shared_memory import MEMORY_FOLDER, SharedMemory
 from ddloco.stage.files.addresses import check_listen
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND, HELD
+from ddloco.stage.process.memory import available
 from ddloco.workers import rpc
 from ddloco.workers.merge_kernel import CompiledKernel, merge_kernel
 from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError, open_worker
@@ -289,19 +290,6 @@ def memory(need: int, actors: int, free: int) -> Finding:
     return Finding("memory", "ok", said)
 
 
-def available(root: Path = Path("/")) -> int:
-    """Memory in bytes that can be used: what the system has, or what is left of a cgroup's."""
-    least = 0
-    with suppress(OSError, AttributeError, ValueError):
-        text = (root / "proc/meminfo").read_text()
-        least = int(re.search(r"MemAvailable:\s*(\d+) kB", text)[1]) * 1024  # type: ignore[index]
-    with suppress(OSError, ValueError):
-        group = root / "sys/fs/cgroup"
-        limit = int((group / "memory.max").read_text())
-        least = min(least, max(limit - int((group / "memory.current").read_text()), 0))
-    return least
-
-
 def shared(need: int, folder: Path) -> Finding:
     """Whether the memory that actors share with their workers has room."""
     try:
@@ -316,13 +304,6 @@ def shared(need: int, folder: Path) -> Finding:
         remedy = "enlarge it (docker run --shm-size); slower files are used when it is full"
         return Finding("shared", "warning", said, remedy)
     return Finding("shared", "ok", said)
-
-
-def size(count: float) -> str:
-    """Bytes in words: ``1.5 GiB``."""
-    units = ("B", "KiB", "MiB", "GiB", "TiB")
-    power = min(int(math.log(max(count, 1), 1024)), len(units) - 1)
-    return f"{count / 1024**power:.{0 if power == 0 else 1}f} {units[power]}"
 
 
 # What only the task can tell.
@@ -486,14 +467,7 @@ def hub(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) -> Find
     """
     line = SYNCER_BYTES_S if gbit is None else gbit * 1e9 / 8
     need = needs_of(job, plan, step_s=step_s, line_bytes_s=line)
-    said = (
-        f"{job.job.learners} learners that all take part: {size(need.received_s)}/s to the syncers "
-        f"and {size(need.sent_s)}/s from them, {size(need.merge_bytes)} of memory for the "
-        f"contributions of a merge, {size(need.tape_h)} of tapes an hour"
-    )
-    if need.snapshot_h:
-        said += f", {size(need.snapshot_h)} of snapshots an hour"
-    said += f"; enough for {need.shards} syncers of {size(line)}/s each way"
+    said = needs_in_words(job, need, line)
     if need.shards <= job.job.syncers:
         return Finding("syncers", "ok", said)
     if need.shards > len(plan.fragments):

@@ -17,6 +17,7 @@ from ddloco.job.keys import with_keys
 from ddloco.monitoring.live_display import follow
 from ddloco.roles.job_program import program_of
 from ddloco.roles.loss_log import LossLog
+from ddloco.roles.needs_note import note_needs
 from ddloco.roles.past_job import past_end
 from ddloco.roles.received_job import Asker
 from ddloco.stage.actors.effects import Finish
@@ -61,9 +62,9 @@ def syncer(given: argparse.Namespace) -> int:
             over=partial(past_end, job, given.folder, name) if lead else str,
         )
         losses = LossLog(job, given.folder)
-        if not given.with_parent:
-            beside = (*terms.beside, losses.run) if lead else terms.beside
-            terms = replace(terms, beside=beside)
+        if lead and not given.with_parent:
+            needs = partial(note_needs, job, warn=_warn)
+            terms = replace(terms, beside=(*terms.beside, losses.run, needs))
         fresh = given.fresh_learners or given.with_parent
         program = replace(program_of(job), fresh_learners=fresh)
         addresses = {name: given.bind, **({} if lead else {job.syncer_names()[0]: given.connect})}
@@ -101,6 +102,10 @@ def learner(given: argparse.Namespace) -> int:
         return finish
 
     return _serve(given, serve)
+
+
+def _warn(said: str) -> None:
+    SafeConsole(stderr=True, markup=False).print(f"warning: {said}", soft_wrap=True)
 
 
 def _terms(given: argparse.Namespace) -> Terms:

@@ -104,3 +104,22 @@ def _snapshots_h(job: Job, step_s: float) -> float:
     if job.snapshot.every_s:
         return 3600 / job.snapshot.every_s
     return 3600 / (job.snapshot.every_steps * step_s) if job.snapshot.every_steps else 0.0
+
+
+def needs_in_words(job: Job, need: Needs, line_bytes_s: float) -> str:
+    """What a job needs, on one line."""
+    said = (
+        f"{job.job.learners} learners that all take part: {size(need.received_s)}/s to the syncers "
+        f"and {size(need.sent_s)}/s from them, {size(need.merge_bytes)} of memory for the "
+        f"contributions of a merge, {size(need.tape_h)} of tapes an hour"
+    )
+    if need.snapshot_h:
+        said += f", {size(need.snapshot_h)} of snapshots an hour"
+    return f"{said}; enough for {need.shards} syncers of {size(line_bytes_s)}/s each way"
+
+
+def size(count: float) -> str:
+    """Bytes in words: ``1.5 GiB``."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = min(int(math.log(max(count, 1), 1024)), len(units) - 1)
+    return f"{count / 1024**power:.{0 if power == 0 else 1}f} {units[power]}"

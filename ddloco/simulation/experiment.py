@@ -10,7 +10,8 @@ from ddloco.replayer.invariants.launches import Launches
 from ddloco.replayer.invariants.merged_tokens import MergedTokens
 from ddloco.replayer.invariants.training import Causal, Durable, Learning, Merging
 from ddloco.simulation.calibrated import Recording
-from ddloco.simulation.goodput import Ledger
+from ddloco.simulation.data_order import DataOrder
+from ddloco.simulation.goodput import Ledger, even_data
 from ddloco.simulation.merge_oracle import Oracle
 from ddloco.simulation.physics import Check
 from ddloco.simulation.resource_bounds import Bounds
@@ -50,7 +51,7 @@ def checks_of(scenario: Scenario | Recording) -> list[Check]:
     if not scenario.scenario.checks:
         return []
     checks: list[Check] = [Merging(), Launches(), Learning(), Causal(), Clocks(), Contents()]
-    checks += [Bounds(), Durable(), Optimizer(), Trail()]
+    checks += [Bounds(), Durable(), DataOrder(), Optimizer(), Trail()]
     return [*checks, Oracle()] if scenario.work.arithmetic else checks
 
 
@@ -82,6 +83,8 @@ def run_case(
     row.wall_s = time.perf_counter() - begun
     row.events = world.events
     row.values = {**ledger.results(world), **tokens.results(len(world.plan.fragments))}
+    if job.job.shards is not None or (isinstance(scenario, Scenario) and scenario.lending):
+        row.values |= even_data(world)
     if folder is not None and not world.over and row.violation is None:
         # Tools that read these tapes expect a job that has ended.
         world.stop(world.lead, "enough")

@@ -3,12 +3,14 @@
 Chip goodput is the paper's: the share of the learners' allocated time spent in steps that finished,
 at full capacity. It knows of chips that failed, and of time before a learner first joins, which no
 syncer does. Goodput is what the job's syncer says (``machines.syncer.accounts``), as for any job.
-Uptime is the share of the time in which at least one learner was training.
+Uptime is the share of the time in which at least one learner was training. Where learners come and
+go it is also shown how evenly the parts of the data were drawn.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+from ddloco.machines.syncer.machine import Syncer
 from ddloco.replayer.invariants.base import InvariantCheck
 from ddloco.simulation.chips import ChipPace
 from ddloco.simulation.node import Node
@@ -102,6 +104,18 @@ def _told(world: World) -> dict[str, float]:
     machine: Any = actor.machine
     goodput = machine.numbers(actor.at).goodput
     return {"goodput": 100 * goodput} if goodput is not None else {}
+
+
+def even_data(world: World) -> dict[str, float]:
+    """How evenly the parts of the data were drawn, in percent: the batches of the least drawn one,
+    of those of the most drawn one; nothing if the syncer does not count them."""
+    machine: Any = world.nodes[world.lead].actor.machine
+    if not isinstance(machine, Syncer) or machine.rounds is None:
+        return {}
+    membership = machine.rounds.membership
+    used = [each.batches for each in membership.data.shards]
+    used = used or [membership.batches.get(name, 0) for name in world.job.learner_names()]
+    return {"even data": 100 * min(used) / max(used)} if max(used) else {}
 
 
 def together(spans: Sequence[Sequence[Span]]) -> float:

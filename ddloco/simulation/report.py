@@ -32,10 +32,19 @@ World = Scenario | Recording
 """Where a case runs: described by a scenario file, or taken from a recorded run."""
 
 HELD, FOUND = 0, 1
-COLUMNS = ("chip goodput", "goodput", "uptime", "taking part", "in a merge", "by fragment", "time")
+COLUMNS = (
+    "chip goodput",
+    "goodput",
+    "uptime",
+    "taking part",
+    "in a merge",
+    "by fragment",
+    "even data",
+    "time",
+)
 """Columns of the table, in percent, if measured; ``time`` is relative to the first case."""
 
-COLUMNS_MIN = 132
+COLUMNS_MIN = 144
 """Width of a table that is written to a file."""
 
 SHOWN_MAX = 10

@@ -227,6 +227,24 @@ SCENARIOS = (
         learners=3,
         replay=True,
     ),
+    Scenario(
+        "storm of kills while data shards move",
+        ("F34",),
+        kills(seed=4, learners=3, every_s=5.0, until_s=30.0),
+        "steps",
+        learners=3,
+        settings=("job.shards=7", "elastic.gone_s=0.7"),
+        replay=True,
+    ),
+    Scenario(
+        "data shards taken over in a partition",  # Two draw from them until it ends.
+        ("F7",),
+        (cut(for_s=6.0),),
+        without=ONE,
+        happened=("cut",),
+        settings=("job.shards=5", "elastic.gone_s=1.5"),
+        replay=True,
+    ),
 )
 
 BAD_DAY = (
