@@ -24,6 +24,7 @@ from ddloco.replayer.invariants.launches import Launches
 from ddloco.replayer.invariants.training import Causal, Durable, Learning, Merging
 from ddloco.simulation.belief import Belief
 from ddloco.simulation.data_order import DataOrder
+from ddloco.simulation.fencing import Fences
 from ddloco.simulation.merge_oracle import Oracle
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Node, Pace
@@ -61,8 +62,9 @@ steps."""
 @dataclass(frozen=True)
 class Hostile:
     """One world as drawn. Learners in ``poisoned`` produce NaN between two times; contributions of
-    those in ``wrong`` are finite but corrupted. Actors in ``asked`` initiate snapshots, in addition
-    to the job's schedule."""
+    those in ``wrong`` are finite but corrupted. Syncers in ``frozen`` are stopped at a time for so
+    many seconds, and may be succeeded. Actors in ``asked`` initiate snapshots, in addition to the
+    job's schedule."""
 
     seed: int
     job: Job
@@ -73,6 +75,7 @@ class Hostile:
     heal_at: float = 0.0
     end_at: float = LATEST_S
     asked: Asked = ()
+    frozen: tuple[tuple[str, float, float], ...] = ()
 
 
 OPTIMIZERS_EVERY = 5
@@ -84,6 +87,10 @@ COMBINED_EVERY = 7
 
 DATA_EVERY = 17
 """Of so many seeds the last two are worlds whose data shards move between learners."""
+
+
+FROZEN_EVERY = 23
+"""Of so many seeds two are worlds whose syncers are stopped, succeeded, and wake up."""
 
 
 def is_combined(seed: int) -> bool:
@@ -197,7 +204,20 @@ def draw(seed: int, tapes: Path | None = None) -> Hostile:
         chaos, job.learner_names(), until_s=heal_at
     )]  # fmt: skip
     faults = not_too_narrow(faults) if table.wanted else faults
-    return Hostile(seed, job, physics, _bearable(faults), poisoned, wrong, heal_at, end_at, asked)
+    faults, frozen = _bearable(faults), _frozen(seed, job, heal_at)
+    return Hostile(seed, job, physics, faults, poisoned, wrong, heal_at, end_at, asked, frozen)
+
+
+def _frozen(seed: int, job: Job, heal_at: float) -> tuple[tuple[str, float, float], ...]:
+    """Syncers that are stopped, some for so long that they have a successor when they wake up."""
+    if seed % FROZEN_EVERY not in (FROZEN_EVERY - 2, FROZEN_EVERY - 6):
+        return ()
+    rng = random.Random(f"frozen {seed}")
+    found: list[tuple[str, float, float]] = []
+    for _ in range(rng.randint(1, 4)):
+        at, for_s = rng.uniform(0, heal_at), rng.choice([3.0, 7.0, 9.0, 14.0, 30.0])
+        found.append((rng.choice(job.syncer_names()), at, min(for_s, heal_at - at)))
+    return tuple(found)
 
 
 def _chaos(rng: random.Random, job: Job, heal_at: float) -> Faults:
@@ -414,7 +434,8 @@ def run(seed: int, tapes: Path | None = None) -> Outcome:
 def happen(drawn: Hostile) -> Outcome:
     """Run a world with all checks; returns the result."""
     watch = Watch(drawn.heal_at)
-    world = World(drawn.job, drawn.physics, watch.checks())
+    fences = Fences() if drawn.frozen else None
+    world = World(drawn.job, drawn.physics, watch.checks(), fences=fences)
     outcome = Outcome(drawn.seed, faults=len(drawn.faults))
     try:
         world.begin(drawn.faults)
@@ -424,6 +445,9 @@ def happen(drawn: Hostile) -> Outcome:
         for name, begin, end, how in drawn.wrong:
             world.call(begin, _spoil, world, name, how)
             world.call(end, _spoil, world, name, None)
+        for name, at, for_s in drawn.frozen:
+            assert fences is not None, "a world with leases"
+            world.call(at, fences.freeze, world, name, for_s)
         for at, name in drawn.asked:
             world.call(at, ask, world, name)
         world.run(drawn.end_at, events_max=EVENTS_MAX)

@@ -17,6 +17,7 @@ from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.work import Differentiate, RunStep, StepFinished
 from ddloco.machines.registry import machine_for
+from ddloco.simulation.fencing import Fences
 from ddloco.simulation.network import Line
 from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.physics import Check, Physics, WorldObserver
@@ -58,11 +59,14 @@ class World:
         physics: Physics,
         checks: Sequence[Check] = (),
         observers: Sequence[WorldObserver] = (),
+        fences: Fences | None = None,
     ) -> None:
         self.job = job
+        self.fences = fences
         self.physics = physics
         self.checks = list(checks)
         self._observers: list[WorldObserver] = [*checks, *observers]
+        self._observers += [fences] if fences is not None else []
         self.now = 0.0
         self.over = False
         """Whether the job has ended: the leading syncer has finished, and no actor is left."""
@@ -145,16 +149,32 @@ class World:
         self.switch.reset(actor)
         self._gone(node)
 
+    def end(self, node: Node, finish: Finish) -> None:
+        """End an incarnation that may not act, without an event."""
+        node.finish = finish
+        self._gone(node)
+
+    def succeed(self, actor: str) -> None:
+        """Start the next incarnation of an actor whose last one sleeps; nobody hears it again."""
+        node = self.nodes[actor]
+        self.switch.reset(actor)
+        self._report_end(node)
+        self.start(actor)
+
     def _gone(self, node: Node) -> None:
         node.present = False
         node.pace.away(self.now)
         lead = self.nodes.get(self.lead)
         left = any(each.present for each in self.nodes.values())
         self.over = lead is not None and lead.finish is not None and not left
+        if self.nodes[node.actor_name] is node:
+            self._report_end(node)
+        node.close()
+
+    def _report_end(self, node: Node) -> None:
         for observer in self._observers:
             observer.died(self, node)
         self.switch.unplug(node)
-        node.close()
 
     def close(self) -> None:
         """Close the tapes and logs of the actors that still run."""
@@ -235,8 +255,11 @@ class World:
         """Deliver a held message now, before others that may follow it in its lane."""
         if node.frozen:
             node.held.append((happen, item))
-        elif node.present:
+        elif node.present and self._may_act(node):
             happen(node, item)
+
+    def _may_act(self, node: Node) -> bool:
+        return self.fences is None or self.fences.may_act(self, node)
 
     # The event loop.
 
@@ -275,7 +298,7 @@ class World:
                 happen(*item)
             elif node.frozen:
                 node.held.append((happen, item))
-            elif node.present:
+            elif node.present and self._may_act(node):
                 happen(node, item)
             if self.events > limit:
                 raise EndlessError(f"more than {events_max} events in {self.now:.1f} s")

@@ -13,8 +13,8 @@ Where each invariant is checked:
   unmerged-pulled;
 * only in worlds, where more is known than the actors know. ``truth``: clock-vs-truth, data-cursor,
   optimizer-with-params, and token-conservation of the arrays' real contents. ``data_order``:
-  data-order. ``resource_bounds``: bounded-memory, control-not-starved. ``merge_oracle``:
-  model-oracle, finite. ``belief``: wrong-refused, honest-believed, starts-over.
+  data-order. ``fencing``: one-lead. ``resource_bounds``: bounded-memory, control-not-starved.
+  ``merge_oracle``: model-oracle, finite. ``belief``: wrong-refused, honest-believed, starts-over.
   ``snapshot_checks``: cut-consistent, channel-complete, snapshot-terminates, concurrent-snapshots,
   and data-cursor, optimizer-with-params and merge-once in the contents of snapshots. ``fuzz``:
   heal-progress, participation, and by running a world again determinism-check and record-is-inert;

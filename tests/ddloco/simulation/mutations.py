@@ -46,6 +46,8 @@ from ddloco.simulation.world import World
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.files.faults import SYNCER, Fault
+from ddloco.stage.nodes import lease
+from ddloco.stage.nodes.lease import Lease
 from ddloco.workers.simulated import work as simulated_work
 from ddloco.workers.simulated.work import SimulatedWork, leaves_of
 from transport import (
@@ -370,6 +372,16 @@ def a_shard_that_was_given_back_is_drawn_from(patch):
         self.held += kept
 
     wrap(patch, DataTurns, "_follow", follow)
+
+
+@bug("one-lead", 44)
+def a_lease_is_held_for_longer_than_a_successor_waits(patch):
+    patch.setattr(lease, "HOLD_S", 20.0)
+
+
+@bug("one-lead", 40)
+def whoever_wakes_up_acts_once_more(patch):
+    patch.setattr(Lease, "confirm", lambda _self: None)
 
 
 @bug("heal-progress", 0)

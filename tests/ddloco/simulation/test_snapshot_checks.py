@@ -73,7 +73,12 @@ def test_what_is_compared_would_differ(monkeypatch):
 def test_worlds_with_snapshots_replay(seed, what, tmp_path, monkeypatch):
     """Digests of every state and of what was in flight are on the tapes, and come again."""
     drawn, taken = fuzz.draw(seed, tmp_path), []
-    monkeypatch.setattr(fuzz, "World", lambda *given: taken.append(World(*given)) or taken[-1])
+
+    def made(*given, **more):
+        taken.append(World(*given, **more))
+        return taken[-1]
+
+    monkeypatch.setattr(fuzz, "World", made)
     open_folder(tmp_path, drawn.job)
     outcome = fuzz.happen(drawn)
     assert outcome.violation is None, what

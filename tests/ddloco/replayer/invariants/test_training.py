@@ -10,6 +10,7 @@ from ddloco.replayer.invariants import launches, training
 from ddloco.simulation import (
     belief,
     data_order,
+    fencing,
     fuzz,
     merge_oracle,
     resource_bounds,
@@ -39,6 +40,7 @@ def invariants():
         merge_oracle,
         belief,
         data_order,
+        fencing,
         fuzz,
         snapshot_checks,
     )
