@@ -24,6 +24,8 @@ from ddloco.job.config import load_job
 from ddloco.job.protocol.fragment_plan import Leaf, wire_layout
 from ddloco.job.protocol.messages import (
     Contribution,
+    DataPlace,
+    DataShards,
     GlobalFragment,
     JobBody,
     Progress,
@@ -144,7 +146,16 @@ class Throws:
             tuple(self.rng.choice((-1, self._any())) for _ in range(size)),
             tuple(self._any() for _ in range(size)),
             tuple(self._any() for _ in range(size)),
+            follows=self._any(),
+            drawing=self._places(),
+            returned=self._places(),
         )
+
+    def _places(self) -> tuple[DataPlace, ...]:
+        """Where it says it is in data shards, its own or others'."""
+        n = self._any
+        count = self.rng.choice((0, 0, 1, 3))
+        return tuple(DataPlace(n(), n(), n(), self.rng.randbytes(9)) for _ in range(count))
 
     def _body(self) -> Any:
         n, rng = self._any, self.rng
@@ -161,6 +172,7 @@ class Throws:
             Contribution(n(), fragment, n(), n(), n(), n()),
             GlobalFragment(fragment, n()),
             Roster(n(), {INSIDER: n()}),
+            DataShards(n(), self._places(), n()),
             Stop(n(), "enough"),
             *((Bye("gone"),) if rng.random() < 0.1 else ()),
         )

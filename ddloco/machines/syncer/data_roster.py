@@ -32,6 +32,11 @@ second one, since the first one is compiled, eight times ``gone_s``."""
 TERMS_MAX = 2**24
 """Messages of one incarnation of a syncer."""
 
+AHEAD_MAX = 1_000_000
+"""Batches by which a report of an earlier syncer's term may be ahead of what was kept. In a term of
+this syncer a learner is ahead by its own steps at most; another report is not believed, since
+whoever gets the shard next would leave out what nobody has used."""
+
 
 class DataShard(Struct, forbid_unknown_fields=True):
     """One part of the data.
@@ -174,10 +179,12 @@ class DataRoster(Struct, forbid_unknown_fields=True):
         self.heard[actor] = at
         for place in (*progress.returned, *progress.drawing):
             shard = self.shards[place.shard] if place.shard < len(self.shards) else None
-            if shard is None:
+            earlier = self._first > TERMS_MAX and place.term < self._first
+            ahead = AHEAD_MAX if earlier else progress.step
+            if shard is None or place.batches > shard.batches + ahead:
                 continue
             shard.came(place)
-            if shard.term < place.term < self._first:
+            if earlier and place.term > shard.term:
                 # An earlier syncer gave it away after its last merge.
                 shard.owner, shard.drawer, shard.bound = actor, incarnation, True
                 shard.term, shard.asked = place.term, 0

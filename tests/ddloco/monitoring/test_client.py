@@ -40,7 +40,7 @@ class Syncer:
         ways = Time().now, lambda: {"t": 3}, self.refused.append
         self.window = ObserverServer(self.endpoint, self.arrays, *ways, request=self.request)
 
-    def request(self, what):
+    def request(self, what, who):
         """An observer requests a snapshot, or the end."""
         self.requests += what == "snapshot"
         self.stops += what == "stop"
@@ -160,7 +160,7 @@ async def test_a_stop_is_asked_for_until_the_end_is_heard_of(autojump_clock, syn
     syncer.window.take = lambda arrival: None
     asked_at = []
 
-    def request(what):
+    def request(what, who):
         asked_at.append(trio.current_time())
         if len(asked_at) == 2:
             syncer.window.news("ended", 0.0, "r", {"status": "stopped", "reason": "asked"})
@@ -223,7 +223,7 @@ class Photographer:
         syncer.request = self.request
         syncer.window._request = self.request
 
-    def request(self, what):
+    def request(self, what, who):
         """An observer asks."""
         self.syncer.requests += 1
         for event, ref, snapshot, more in self.news:

@@ -146,8 +146,10 @@ def test_a_restarted_lead_knows_what_was_kept_and_believes_later_terms():
 
 
 def test_a_report_of_nonsense_changes_nothing():
-    """A shard that there is not, and a term that was never given."""
+    """A shard that there is not, terms that were never given, and batches that nobody can have
+    used."""
     lead = begun()
-    before = [each.term for each in lead.roster.shards]
-    lead.hear(2.0, "learner-0.1", 8, lead.roster.number, [(77, 1, 1), (1, 5 * TERMS_MAX, 0)])
-    assert [each.term for each in lead.roster.shards] == before
+    before = [(each.term, each.batches) for each in lead.roster.shards]
+    strange = [(77, 1, 1), (1, 5 * TERMS_MAX, 0), (2, 5, 0), (4, before[4][0], 3 + 9)]
+    lead.hear(2.0, "learner-0.1", 8, lead.roster.number, strange)
+    assert [(each.term, each.batches) for each in lead.roster.shards] == before

@@ -587,7 +587,7 @@ async def test_a_stop_that_observers_repeat_is_one_event(open_cluster, autojump_
     async def asking():
         for _ in range(3):
             await trio.sleep(1.3)
-            job.drivers[SYNCER]._requested("stop")
+            job.drivers[SYNCER]._requested("stop", "")
 
     await job.run(asking)
     assert job.finishes[SYNCER].status == "stopped"
