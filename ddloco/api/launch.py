@@ -20,7 +20,7 @@ from ddloco.monitoring.metrics import Sink
 from ddloco.monitoring.trackers import close_all, open_trackers
 from ddloco.roles.job_program import JobProgram, program_of
 from ddloco.roles.resume import begins_anew, job_start_point
-from ddloco.stage.files.run_folder import LOSS_FILE, next_folder, open_folder
+from ddloco.stage.files.run_folder import LOSS_FILE, SOURCE, next_folder, open_folder
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.fault_injector import live_schedule
 from ddloco.stage.nodes.single_process import Cluster, Outcome
@@ -28,7 +28,7 @@ from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import pinned_file
 from ddloco.workers.task import check_task_name, task_digest
-from ddloco.workers.task_sources import SOURCE, keep_sources
+from ddloco.workers.task_sources import keep_sources
 
 RUNS = Path("runs")
 """Where run folders are made if no folder is given."""

@@ -18,13 +18,13 @@ from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.report import write_report
 from ddloco.debugger.run_diff import compare
 from ddloco.debugger.why import Told, why_absent, why_event, why_loss, why_merge
+from ddloco.stage.files.run_folder import SOURCE
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import NamedError, in_one_line
 from ddloco.stage.process.process_pool import ProcessLostError
 from ddloco.stage.process.terminal import one_line
-from ddloco.workers.task_sources import SOURCE
 from replay import Divergence, TapeError
 from snapshot import SnapshotError, StorageError
 

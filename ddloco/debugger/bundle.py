@@ -35,13 +35,13 @@ from ddloco.stage.files.run_folder import (
     JOB_FILE,
     LOG_FILE,
     SNAPSHOTS,
+    SOURCE,
     TAPES,
     folders_to_make,
     remove_unused,
 )
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.code_version import code_version
-from ddloco.workers.task_sources import SOURCE
 
 SUFFIX = ".ddloco.tar.gz"
 """How the name of a bundle ends."""

@@ -25,17 +25,14 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.files.trust import is_ours
 from ddloco.stage.nodes.incarnation_grants import (
     AGAIN_S,
-    DeniedError,
     Describe,
     Described,
     Over,
-    OverError,
-    SilentError,
     ask_lead,
     decode_described,
 )
 from ddloco.stage.nodes.place_mirror import address_in
-from ddloco.stage.nodes.serve import Terms, unless_left
+from ddloco.stage.nodes.serve import Terms, answered, unless_left
 from ddloco.workers.task import TaskError, task_digest
 from ddloco.workers.task_sources import keep_received
 from snapshot import open_place
@@ -127,18 +124,7 @@ class Asker:
         check_dial("--connect", address)
         async with open_context() as context:
             endpoint = new_endpoint(context, curve)
-            try:
-                return await unless_left(ask, self.terms)
-            except OSError as error:
-                raise ConfigError(f"--connect {address}: {error.strerror}") from None
-            except DeniedError as error:
-                return Finish("bad-input", str(error))
-            except OverError as error:
-                return Finish("done", str(error))
-            except SilentError as error:
-                return Finish("left", str(error))
-            finally:
-                await endpoint.aclose()
+            return await answered(ask, endpoint, self.terms, f"--connect {address}")
 
     async def _found(self) -> str | Finish:
         """The lead's address in the place of its lease, as soon as it is there."""

@@ -12,6 +12,7 @@ from ddloco.replayer.invariants.base import Effects, InvariantCheck
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
 from ddloco.stage.actors.effects import Observe
+from ddloco.stage.actors.observations import DISMISSED
 from ddloco.workers.simulated.work import shard_and_number
 from transport import Event, MessageArrived, Transmit
 
@@ -71,7 +72,7 @@ class DataOrder(InvariantCheck[World, Node]):
 
     def observed(self, role: Node, what: Observe) -> None:
         """Note who is gone."""
-        if what.event == "gone for good":
+        if what.event in ("gone for good", DISMISSED):
             gone = what.fields["learner"]
             self._gone[gone] = _roster(role).number
             for shard in self._shards.values():

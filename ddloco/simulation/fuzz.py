@@ -63,8 +63,9 @@ steps."""
 class Hostile:
     """One world as drawn. Learners in ``poisoned`` produce NaN between two times; contributions of
     those in ``wrong`` are finite but corrupted. Syncers in ``frozen`` are stopped at a time for so
-    many seconds, and may be succeeded. Actors in ``asked`` initiate snapshots, in addition to the
-    job's schedule."""
+    many seconds, and may be succeeded. Learners in ``dismissed`` are asked at a time to leave for
+    good, and are started again all the same after so many seconds. Actors in ``asked`` initiate
+    snapshots, in addition to the job's schedule."""
 
     seed: int
     job: Job
@@ -76,6 +77,7 @@ class Hostile:
     end_at: float = LATEST_S
     asked: Asked = ()
     frozen: tuple[tuple[str, float, float], ...] = ()
+    dismissed: tuple[tuple[str, float, float], ...] = ()
 
 
 OPTIMIZERS_EVERY = 5
@@ -205,7 +207,22 @@ def draw(seed: int, tapes: Path | None = None) -> Hostile:
     )]  # fmt: skip
     faults = not_too_narrow(faults) if table.wanted else faults
     faults, frozen = _bearable(faults), _frozen(seed, job, heal_at)
-    return Hostile(seed, job, physics, faults, poisoned, wrong, heal_at, end_at, asked, frozen)
+    befallen = frozen, _dismissed(seed, job, heal_at)
+    return Hostile(
+        seed, job, physics, faults, poisoned, wrong, heal_at, end_at, asked, *befallen
+    )  # fmt: skip
+
+
+def _dismissed(seed: int, job: Job, heal_at: float) -> tuple[tuple[str, float, float], ...]:
+    """Learners that are asked to leave, in every other world whose data shards move."""
+    rng = random.Random(f"dismissed {seed}")
+    if job.job.shards is None or rng.random() < 0.5:
+        return ()
+    names, found = job.learner_names(), list[tuple[str, float, float]]()
+    for _ in range(rng.randint(1, 3)):
+        at, back_s = rng.uniform(0, heal_at), rng.choice([0.0, 2.0, 20.0])
+        found.append((rng.choice(names), at, min(back_s, heal_at - at)))
+    return tuple(found)
 
 
 def _frozen(seed: int, job: Job, heal_at: float) -> tuple[tuple[str, float, float], ...]:
@@ -448,6 +465,8 @@ def happen(drawn: Hostile) -> Outcome:
         for name, at, for_s in drawn.frozen:
             assert fences is not None, "a world with leases"
             world.call(at, fences.freeze, world, name, for_s)
+        for name, at, back_s in drawn.dismissed:
+            world.call(at, world.dismiss, name, back_s)
         for at, name in drawn.asked:
             world.call(at, ask, world, name)
         world.run(drawn.end_at, events_max=EVENTS_MAX)

@@ -24,7 +24,7 @@ from ddloco.simulation.physics import Check, Physics, WorldObserver
 from ddloco.simulation.topology import Switch
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Finish, Observe, Work
-from ddloco.stage.actors.events import StopRequested, WorkResult
+from ddloco.stage.actors.events import DismissRequested, StopRequested, WorkResult
 from ddloco.stage.driver.door import admit
 from ddloco.stage.files.faults import LINK_KINDS, Fault
 from ddloco.workers.simulated.snapshot_sink import SnapshotMemory
@@ -193,6 +193,13 @@ class World:
         held, node.held = node.held, []
         for happen, item in sorted(held, key=lambda each: each[0] != self._timer):
             self._happen(node, happen, item)
+
+    def dismiss(self, learner: str, back_s: float) -> None:
+        """Ask the lead to let a learner leave for good, and start it again later all the same."""
+        lead, node = self.nodes[self.lead], self.nodes.get(learner)
+        if lead.present and node is not None and node.present:
+            self.tell(lead, DismissRequested(learner))
+            self.call(self.now + back_s, self._return, node)
 
     def stop(self, actor: str, reason: str = "enough") -> None:
         """Ask an actor to end cleanly."""

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
+from ddloco.stage.files.run_folder import SOURCE
 from ddloco.stage.process.entry_point import NamedError, called, check_function, source_digest
-from ddloco.workers.task_sources import SOURCE, keeps_module, kept_modules
+from ddloco.workers.task_sources import keeps_module, kept_modules
 
 if TYPE_CHECKING:
     import jax

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+from ddloco.stage.files.run_folder import SOURCE
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.files.trust import is_own_source, leave_source
 from ddloco.stage.process.entry_point import KeptModules, pinned_file
-
-SOURCE = "source"
-"""The subfolder of a run folder for source files."""
 
 FILES_MAX = 500
 FILE_BYTES_MAX = 2**20

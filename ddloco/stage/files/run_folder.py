@@ -35,6 +35,10 @@ TAPES = "tapes"
 
 LOSS_FILE = "loss.svg"
 
+
+SOURCE = "source"
+"""The subfolder of a run folder for source files of the task."""
+
 TRACEBACKS = "tracebacks"
 """The subfolder for what user code has raised, a file for each actor."""
 
@@ -49,7 +53,7 @@ CONTENTS = (
         LOG_FILE,
         "tapes",
         "model",
-        "source",
+        SOURCE,
         KEPT,
         LEASE,
         SNAPSHOTS,
@@ -126,7 +130,8 @@ def folders_to_make(folder: Path) -> list[Path]:
 
 def remove_unused(made: Sequence[Path]) -> None:
     """Remove a run folder that was made for a run that could not begin, with the folders that were
-    made for it. Nothing is removed if it has anything but what ``open_folder`` and the lease wrote.
+    made for it. Nothing is removed if it has anything but what ``open_folder`` and the lease wrote,
+    and source that was received.
 
     Args:
         made: what ``folders_to_make`` returned before; empty if the folder existed.
@@ -134,7 +139,7 @@ def remove_unused(made: Sequence[Path]) -> None:
     with suppress(OSError):  # What cannot be removed stays.
         for folder in made[:1]:
             inside = list(folder.iterdir())
-            if {path.name for path in inside} <= {JOB_FILE, MARK_FILE, LEASE}:
+            if {path.name for path in inside} <= {JOB_FILE, MARK_FILE, LEASE, SOURCE}:
                 for path in inside:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
         for folder in made:

@@ -377,19 +377,8 @@ async def _number(
         waiting=partial(_note_waiting, folder, name, f"{lead} at {address}"),
         ended=ended,
     )
-    try:
-        answer = await unless_left(ask, terms)
-    except OSError as error:
-        option = program.address_option(lead, address, listens=False)
-        raise ConfigError(f"{option}: {error.strerror}") from None
-    except DeniedError as error:
-        return Finish("bad-input", str(error))
-    except OverError as error:
-        return Finish("done", str(error))
-    except SilentError as error:
-        return Finish("left", str(error))
-    finally:
-        await endpoint.aclose()
+    option = program.address_option(lead, address, listens=False)
+    answer = await answered(ask, endpoint, terms, option)
     if isinstance(answer, Finish):
         return answer
     refuse_unshared(program, folder)
@@ -417,6 +406,29 @@ def refuse_unshared(program: Runnable, folder: Path) -> None:
         f"no snapshot would stand: {folder} is not the run folder of {lead}, so {SNAPSHOTS} in it "
         "is another place; set snapshot.place to a folder that all hosts share, or a URL"
     )
+
+
+async def answered(
+    ask: Callable[[], Awaitable[T]], endpoint: ZmqEndpoint, terms: Terms, option: str
+) -> T | Finish:
+    """What the lead answers to ``ask``, or how this process ends without an answer; closes the
+    endpoint.
+
+    Raises:
+        ConfigError: the address that ``option`` has given is invalid.
+    """
+    try:
+        return await unless_left(ask, terms)
+    except OSError as error:
+        raise ConfigError(f"{option}: {error.strerror}") from None
+    except DeniedError as error:
+        return Finish("bad-input", str(error))
+    except OverError as error:
+        return Finish("done", str(error))
+    except SilentError as error:
+        return Finish("left", str(error))
+    finally:
+        await endpoint.aclose()
 
 
 async def unless_left(ask: Callable[[], Awaitable[T]], terms: Terms) -> T | Finish:
