@@ -3,7 +3,6 @@
 import sys
 
 from ddloco.engines.orders import Order
-from ddloco.stage.files.toml import ConfigError
 
 SUBMIT = (sys.executable, "-")
 """What reads the text and runs it."""
@@ -28,24 +27,36 @@ job = ddloco.ray.run(
 sys.exit(max(job.wait().values()))
 """
 
+SCALE = """\
+# Makes the job {name} on Ray have {learners} learners:  python THIS_FILE
+import ddloco.ray
+
+job = ddloco.ray.attach(
+    {file!r},
+    {folder!r},
+    resources={resources!r},  # Of each learner.
+    overrides={overrides!r},
+)
+job.scale({learners})
+"""
+
 
 def launch(order: Order) -> str:
     """The program that starts all actors of a job, and waits for them."""
-    return TEXT.format(
-        name=order.job.job.name,
-        file=str(order.file),
-        folder=str(order.folder),
-        learners=order.learners,
-        resources=order.settings.ray.resources,
-        overrides=list(order.overrides),
-    )
+    return _filled(TEXT, order, order.learners)
 
 
 def scale(order: Order, count: int) -> str:
-    """Nothing prints it: the program that has the job scales it.
+    """The program that finds a running job by its folder, and changes its learners."""
+    return _filled(SCALE, order, count)
 
-    Raises:
-        ConfigError: always.
-    """
-    said = f"call job.scale({count}) in the program that started {order.job.job.name}"
-    raise ConfigError(f"--scale: with --on ray, {said}")
+
+def _filled(text: str, order: Order, learners: int) -> str:
+    return text.format(
+        name=order.job.job.name,
+        file=str(order.file),
+        folder=str(order.folder),
+        learners=learners,
+        resources=order.settings.ray.resources,
+        overrides=list(order.overrides),
+    )

@@ -12,6 +12,7 @@ from typing import Any
 from ddloco.engines.orders import check_count
 from ddloco.job.config import Job, load_job
 from ddloco.ray.keeper import Board, Errand, Keeper
+from ddloco.stage.files.run_folder import make_folder
 from ddloco.stage.files.toml import ConfigError
 
 HEAD = {"node:__internal_head__": 0.001}
@@ -24,6 +25,9 @@ REPLY_S = 30.0
 """For a keeper or the board to answer."""
 
 LOOK_S = 0.5
+
+RAY_FILE = "ray"
+"""In the run folder: what the names of the job's Ray actors begin with."""
 
 
 def run(
@@ -46,26 +50,63 @@ def run(
     Raises:
         ConfigError: the job is invalid, or Ray is not installed.
     """
-    try:
-        ray = import_module("ray")
-    except ImportError:
-        raise ConfigError("ray: not installed; pip install 'ddloco[ray]'") from None
-    path = Path(job)
-    loaded = load_job(path, overrides)
+    ray, loaded, path = _ray(), load_job(Path(job), overrides), Path(job)
     count = loaded.job.learners if learners is None else learners
     check_count("learners", count, loaded)
     if not ray.is_initialized():
         ray.init()
+    mark = f"{loaded.job.name}-{uuid.uuid4().hex[:8]}"
+    place = Path(folder).absolute()
+    make_folder(place)
+    (place / RAY_FILE).write_text(mark)
     started = ClusterJob(
         ray,
         loaded,
         path.read_text(encoding="utf-8-sig"),
-        Path(folder),
+        place,
+        mark=mark,
         resources=resources or {},
         overrides=overrides,
     )
     started.scale(count)
     return started
+
+
+def attach(
+    job: str | Path,
+    folder: str | Path,
+    *,
+    resources: Mapping[str, float] | None = None,
+    overrides: Sequence[str] = (),
+) -> "ClusterJob":
+    """The job that runs in a folder, started by another program; see ``run`` for the arguments.
+
+    Raises:
+        ConfigError: the job is invalid, Ray is not installed, or no job was started there.
+    """
+    ray, loaded, place = _ray(), load_job(Path(job), overrides), Path(folder).absolute()
+    try:
+        mark = (place / RAY_FILE).read_text().strip()
+    except OSError as error:
+        said = f"{place / RAY_FILE}: {error.strerror}; no job was started there on Ray"
+        raise ConfigError(said) from None
+    if not ray.is_initialized():
+        ray.init()
+    try:
+        ray.get_actor(f"{mark}-board", namespace=NAMESPACE)
+    except ValueError:
+        raise ConfigError(f"{place}: its job is not on this Ray cluster any more") from None
+    text = Path(job).read_text(encoding="utf-8-sig")
+    return ClusterJob(
+        ray, loaded, text, place, mark=mark, resources=resources or {}, overrides=overrides
+    )
+
+
+def _ray() -> Any:
+    try:
+        return import_module("ray")
+    except ImportError:
+        raise ConfigError("ray: not installed; pip install 'ddloco[ray]'") from None
 
 
 class ClusterJob:
@@ -78,23 +119,31 @@ class ClusterJob:
         text: str,
         folder: Path,
         *,
+        mark: str,
         resources: Mapping[str, float],
         overrides: Sequence[str],
     ) -> None:
         self._ray, self._job, self._text = ray, job, text
-        self._folder = folder.absolute()
+        self._folder = folder
         self._resources = dict(resources)
         self._options = [f"--set={each}" for each in overrides]
-        self._mark = f"{job.job.name}-{uuid.uuid4().hex[:8]}"
-        board = ray.remote(Board).options(
-            name=f"{self._mark}-board",
-            lifetime="detached",
-            namespace=NAMESPACE,
-            num_cpus=0,
-            resources=HEAD,
-        )
-        self._board = board.remote()
-        self.keepers: dict[str, Any] = {name: self._keeper(name, {}) for name in job.syncer_names()}
+        self._mark = mark
+        self._board = self._found("board")
+        if self._board is None:
+            board = ray.remote(Board).options(
+                name=f"{self._mark}-board",
+                lifetime="detached",
+                namespace=NAMESPACE,
+                num_cpus=0,
+                resources=HEAD,
+            )
+            self._board = board.remote()
+        found = {name: self._found(name) for name in job.names()}
+        self.keepers: dict[str, Any] = {
+            name: each or self._keeper(name, {})
+            for name, each in found.items()
+            if each is not None or name in job.syncer_names()
+        }
 
     def scale(self, learners: int) -> None:
         """Make it so many learners; those with the highest numbers leave for good.
@@ -139,6 +188,13 @@ class ClusterJob:
         for actor in (*self.keepers.values(), self._board):
             self._ray.kill(actor)
         return codes
+
+    def _found(self, name: str) -> Any:
+        """A Ray actor of this job that is there; None if there is none."""
+        try:
+            return self._ray.get_actor(f"{self._mark}-{name}", namespace=NAMESPACE)
+        except ValueError:
+            return None
 
     def _keeper(self, name: str, resources: Mapping[str, float]) -> Any:
         job, ships = self._job, self._job.tape.ship

@@ -99,7 +99,7 @@ def test_the_status_at_an_event_shows_every_actors_state(killed, gossip, call):
     assert set(actors) == {"server.1", "trainer-0.1", "trainer-1.2", "trainer-2.1"}
     assert actors["server.1"]["state"]["version"] == "1200"
     assert "_pending" not in actors["server.1"]["state"]
-    code, out, _ = call("status", killed, "--at", "server.1:400")
+    code, out, _ = call("status", killed, "--at", "trainer-1.1:200")
     assert code == 0
     for said in ("gradients", "linked with", "trainer-1.1", "differentiate (work"):
         assert said in out

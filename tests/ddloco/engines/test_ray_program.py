@@ -29,9 +29,12 @@ def test_it_runs_the_job(launched, tmp_path):
     }
 
 
-def test_scaling_is_refused_in_one_line(launched):
-    """It says what to call instead."""
+def test_scaling_finds_the_job_by_its_folder(launched):
+    """The program gives ``ddloco.ray.attach`` the same job, and its ``scale`` the number."""
     code, out, err = launched("--on", "ray", "--scale", "3")
 
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "call job.scale(3)" in err
+    assert (code, err) == (0, "")
+    calls = {ast.unparse(each.func): each for each in ast.walk(ast.parse(out))
+             if isinstance(each, ast.Call)}  # fmt: skip
+    assert calls.keys() == {"ddloco.ray.attach", "job.scale"}
+    assert [ast.literal_eval(each) for each in calls["job.scale"].args] == [3]

@@ -75,6 +75,7 @@ def test_a_killed_learner_and_a_lost_raylet(cluster, tmp_path, capsys):
     os.kill(ray.get(job.keepers["learner-1"].pid.remote()), signal.SIGKILL)
     until(lambda: joined("learner-1") == 2, "a killed learner joins again")
 
+    job = ddloco.ray.attach(tmp_path / "job.toml", folder)
     job.scale(3)
     until(lambda: joined("learner-2"), "a further learner joins")
     before = {f"learner-{n}": joined(f"learner-{n}") for n in range(3)}
@@ -97,3 +98,5 @@ def test_bad_input_is_one_line(tmp_path):
     (tmp_path / "job.toml").write_text(JOB)
     with pytest.raises(ConfigError, match=r"learners 9: want 1 to 4|ray: not installed"):
         ddloco.ray.run(tmp_path / "job.toml", tmp_path / "run", learners=9)
+    with pytest.raises(ConfigError, match=r"no job was started there|ray: not installed"):
+        ddloco.ray.attach(tmp_path / "job.toml", tmp_path / "run")
