@@ -243,8 +243,8 @@ name NAME                         the learner: learner-3
 @asking
 """, more="""\
 The learner finishes its step and ends with exit code 0, so that nothing starts it again.
-With job.shards others get its data shards at once, also if it is not there; otherwise
-they wait elastic.gone_s seconds for it. Started again, it takes part again.
+With job.shards others get its data shards at once, also if it is not there; without this
+command they wait elastic.gone_s seconds for it. Started again, it takes part again.
 
 Exit code 0: it leaves. 1: the job has no such learner, or no syncer answers.""", run="leave"),
 Command("replay", "execute a run again from its tapes, and compare every event", """

@@ -48,7 +48,7 @@ from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentFolder
 from ddloco.workers.process import WorkerDiedError, WorkerRequestError, open_worker
 from ddloco.workers.task import TaskError, task_digest
-from ddloco.workers.task_sources import keep_sources, kept_modules
+from ddloco.workers.task_sources import keep_sources, kept_modules, of_the_user
 from replay import TapeError, bytes_of
 from transport import Event
 from transport.curve_auth import Curve
@@ -280,7 +280,8 @@ class JobProgram(Runnable):
                     yield None
                     return
                 await trio.to_thread.run_sync(keep_sources, folder, prepared.sources)
-                hosted.tell_source(prepared.sources)
+                own = await trio.to_thread.run_sync(of_the_user, prepared.sources)
+                hosted.tell_source(own)
                 yield await self._opened(hosted, executor, arrays, prepared, keep)
                 assert hosted.finish is not None, "the actor has run"
                 if hosted.finish.status == "done" and name == self.lead:

@@ -119,6 +119,7 @@ class JobStart(Start):
         machine: Any = self.actor.machine
         if isinstance(machine, Syncer) and machine.rounds is not None:
             machine.rounds.globals.lag = job.sync.lag
+            machine.rounds.membership.data.adopt(job.learner_names(), job.elastic.gone_s)
 
     def keep(self, arrays: ArrayTable, keep: FragmentStore) -> None:
         """Store the merges of the snapshot, from which a restarted syncer would continue."""
@@ -201,12 +202,13 @@ def load_start(job: Job, store: Store, part: Part) -> JobStart:
         StorageError: the place cannot be read.
     """
     start = resume.load_start(store, part, states_for(job, part.who))
-    then, now = start.actor.machine.job.outer.optimizer, job.outer.optimizer
-    if then != now:
-        raise SnapshotError(
-            f'{store.name}: {part.who} has outer.optimizer = "{then}" there, this job has "{now}", '
-            "which keeps another state; set it as it was"
-        )
+    now = _fixed(job)
+    for key, then in _fixed(start.actor.machine.job).items():
+        if then != now[key]:
+            raise SnapshotError(
+                f"{store.name}: {part.who} has {key} = {then} there, this job has {now[key]}, "
+                "which keeps another state; set it as it was"
+            )
     start.actor.machine.job = job
     state, digest = start.blobs.get(("worker", STATE)), start.blobs.get(("worker", LAST))
     last = _trained(store, digest) if digest is not None else None
@@ -214,6 +216,14 @@ def load_start(job: Job, store: Store, part: Part) -> JobStart:
         start.results = [step_finished(work, last) for work in steps_under_way(start.actor)]
     worker = store.read_tensors(state)[STATE] if state is not None else None
     return JobStart(**vars(start), worker=worker, last=last)
+
+
+def _fixed(job: Job) -> dict[str, str]:
+    """The settings that stay as they were when a job continues from a snapshot, by name."""
+    return {
+        "outer.optimizer": f'"{job.outer.optimizer}"',
+        "job.shards": "none" if job.job.shards is None else str(job.job.shards),
+    }
 
 
 def _trained(store: Store, digest: str) -> rpc.Trained | None:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from ddloco.stage.files.run_folder import SOURCE
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.files.trust import is_own_source, leave_source
-from ddloco.stage.process.entry_point import KeptModules, pinned_file
+from ddloco.stage.process.entry_point import PACKAGES, KeptModules, pinned_file
 
 FILES_MAX = 500
 FILE_BYTES_MAX = 2**20
@@ -78,6 +78,19 @@ def _loaded_from(root: Path) -> Iterator[tuple[str, Path]]:
             inside = path.is_relative_to(root)
         if inside and "site-packages" not in path.relative_to(root).parts:
             yield name, path
+
+
+def of_the_user(sources: Mapping[str, str]) -> dict[str, str]:
+    """The source files without ddloco's own, which are among them where the task lies in a checkout
+    of ddloco; every host has those."""
+    root = Path(__file__).resolve().parents[2]
+
+    def is_ours(name: str, text: str) -> bool:
+        with suppress(OSError, UnicodeDecodeError):
+            return name.partition("/")[0] in PACKAGES and (root / name).read_text() == text
+        return False
+
+    return {name: text for name, text in sources.items() if not is_ours(name, text)}
 
 
 def keep_sources(folder: Path, sources: Mapping[str, str]) -> None:

@@ -51,3 +51,20 @@ def test_shards_are_taken_over_and_given_back(tmp_path):
         replayed = replay(job.run_folder, *more)
         assert replayed.returncode == 0, replayed.stdout + replayed.stderr
         assert "identical" in replayed.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("learners", [1, 5])
+def test_a_job_goes_on_with_other_learners(tmp_path, learners):
+    """From a snapshot: those that are there share all of the data, and the tapes replay."""
+    first = Job(tmp_path, JOB)
+    assert first.run("--set=job.steps=200").returncode == 0
+    (tmp_path / "more").mkdir()
+    job = Job(tmp_path / "more", JOB)
+    place = first.run_folder / "snapshots" / "latest"
+    done = job.run(f"--from={place}", f"--set=job.learners={learners}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    moved = [each["now"] for each in job.log() if each["event"] == "data shards moved"]
+    assert moved[-1] == {f"learner-{n}": 5 // learners for n in range(learners)}
+    replayed = replay(job.run_folder)
+    assert "identical" in replayed.stdout, replayed.stdout + replayed.stderr

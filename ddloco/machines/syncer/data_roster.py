@@ -141,6 +141,11 @@ class DataRoster(Struct, forbid_unknown_fields=True):
         self.heard = dict.fromkeys(self.heard, at)
         return [SetTimer(DataLook(), at + self.gone_s)] if self.shards else []
 
+    def adopt(self, learners: tuple[str, ...], gone_s: float) -> None:
+        """Take the settings of a job that continues from a snapshot, also with other learners."""
+        if self.shards:
+            self.learners, self.gone_s, self.changed = learners, gone_s, True
+
     def joined(self, at: float, member: Member) -> None:
         """A learner has a new link. Earlier incarnations of it draw no more."""
         if not self.shards:

@@ -276,11 +276,21 @@ def test_settings_are_those_of_now(place):
     assert 4 == machine.step
 
 
-def test_the_state_of_another_outer_optimizer_is_refused(place):
-    """In one line that names both."""
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"outer": {"optimizer": "adam"}},
+            'outer.optimizer = "nesterov" there, this job has "adam"',
+        ),
+        ({"job": {"shards": 8}}, "job.shards = none there, this job has 8"),
+    ],
+)
+def test_what_cannot_change_is_refused(place, changed, said):
+    """In one line that names both values."""
     place.whole()
-    now = job_from({"job": {"task": "none:none"}, "outer": {"optimizer": "adam"}}, "test")
-    said = f'{WHO} has outer.optimizer = "nesterov" there, this job has "adam"'
+    now = job_from({**changed, "job": {"task": "none:none", **changed.get("job", {})}}, "test")
+    said = f"{WHO} has {said}"
     with pytest.raises(SnapshotError, match=said):
         read_job_start_point(place.folder, f"{WHO}:7", now)
 

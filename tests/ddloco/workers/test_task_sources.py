@@ -2,11 +2,19 @@
 
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
+import ddloco
 from ddloco.workers import task_sources
-from ddloco.workers.task_sources import changed_lines, keep_sources, kept_sources, sources_of
+from ddloco.workers.task_sources import (
+    changed_lines,
+    keep_sources,
+    kept_sources,
+    of_the_user,
+    sources_of,
+)
 
 
 @pytest.fixture
@@ -86,3 +94,13 @@ def test_what_cannot_be_written_ends_nothing(tmp_path, monkeypatch):
     assert kept_sources(tmp_path / "file") == {}
     monkeypatch.setattr(task_sources, "BYTES_MAX", 3)
     assert sources_of("json") == {}
+
+
+def test_source_that_every_host_has_is_not_sent():
+    """Ddloco's own, where the task lies in its checkout; a module of the user's with such a name
+    stays."""
+    own = Path(ddloco.__file__).read_text()
+    theirs = {"task.py": "", "clocks.py": "MINE = True"}
+    assert of_the_user({**theirs, "ddloco/__init__.py": own}) == theirs
+    changed = {**theirs, "ddloco/__init__.py": "MINE = True"}
+    assert of_the_user(changed) == changed

@@ -153,3 +153,16 @@ def test_a_report_of_nonsense_changes_nothing():
     strange = [(77, 1, 1), (1, 5 * TERMS_MAX, 0), (2, 5, 0), (4, before[4][0], 3 + 9)]
     lead.hear(2.0, "learner-0.1", 8, lead.roster.number, strange)
     assert [(each.term, each.batches) for each in lead.roster.shards] == before
+
+
+def test_a_job_may_go_on_with_more_learners():
+    """The new one gets its share, as the job's settings are now."""
+    lead = begun()
+    lead.roster.adopt((*NAMES, "learner-3"), 20.0)
+    lead.join(2.0, "learner-3.1")
+    assert lead.hear(2.0, "learner-3.1")["learner-3.1"] == {}
+    [moving] = lead.roster.moving
+    who = lead.roster.shards[moving].drawer
+    back = [place(lead, moving, 5)]
+    told_now = lead.hear(3.0, who, 8, lead.roster.number, [], back)
+    assert told_now["learner-3.1"] == {moving: 5}
