@@ -7,7 +7,7 @@ from tests.processes.conftest import Job, replay
 JOB = """
 [job]
 task = "tests.tasks:regression"
-steps = 400
+steps = 1200
 learners = 3
 shards = 5
 
@@ -19,7 +19,7 @@ fragments = 2
 interval = 8
 
 [elastic]
-gone_s = 0.8
+gone_s = 2.0
 
 [snapshot]
 every_steps = 150
@@ -27,8 +27,8 @@ every_steps = 150
 
 CHAOS = """
 fault = [
-    {what = "crash", who = "learner-1", at_s = 1.5, for_s = 2.0},
-    {what = "crash", who = "syncer", at_s = 5.0, for_s = 0.2},
+    {what = "crash", who = "learner-1", at_s = 2.0, for_s = 4.0},
+    {what = "crash", who = "syncer", at_s = 9.0, for_s = 0.2},
 ]
 """
 
@@ -43,10 +43,10 @@ def test_shards_are_taken_over_and_given_back(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     log = job.log()
     gone = [each for each in log if each["event"] == "gone for good"]
-    assert [(each["learner"], each["data_shards"]) for each in gone][:1] == [("learner-1", [1, 4])]
-    moved = [each["data_shards"] for each in log if each["event"] == "data shards moved"]
-    assert moved[0] == [1, 4]
-    assert len(moved) > 1, "and given back"
+    assert "learner-1" in {each["learner"] for each in gone}
+    moved = [each["now"] for each in log if each["event"] == "data shards moved"]
+    assert any("learner-1" not in each for each in moved), "taken over"
+    assert "learner-1" in moved[-1], "and given back"
     for more in ((), ("--from=latest",)):
         replayed = replay(job.run_folder, *more)
         assert replayed.returncode == 0, replayed.stdout + replayed.stderr
