@@ -366,14 +366,7 @@ async def _try(job: Job, file: Path) -> Tried:
     """Run steps as the first learner does; the first one is run twice and compared."""
     async with _worker(job, file) as (process, arena):
         name = job.learner_names()[0]
-        request = rpc.Prepare(
-            task=job.job.task,
-            options=job.task,
-            inner=job.inner,
-            seed=job.job.seed,
-            shard=job.shard(name),
-            shards=job.data_shards,
-        )
+        request = rpc.preparation(job, name)
         prepared = await process.expect(request, rpc.Prepared)
         try:
             plan = job.sendable_plan(prepared.leaves)

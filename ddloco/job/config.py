@@ -40,6 +40,9 @@ Name = Annotated[
     ),
 ]
 
+Axes = Annotated[dict[Name, Positive], Meta(max_length=8)]
+"""The axes of a mesh of devices: their names, and the number of devices along each."""
+
 LEARNERS_MAX = 1024
 """The largest job that was measured. Each message has a clock with an entry per actor, so the
 traffic to all actors grows with the square of their number, and so does a snapshot: with four times
@@ -297,10 +300,13 @@ class Worker(Section, frozen=True):
         threads: XLA's threads (NPROC). Another number changes the bits of weight gradients.
         env: more environment variables, such as XLA_FLAGS. PYTHONHASHSEED is 0 unless it is set
             here.
+        mesh: the number of devices along each axis of a learner's mesh, such as
+            ``{data = 2, model = 4}``; without it a learner uses one device.
     """
 
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     env: dict[str, str] = {}
+    mesh: Axes = {}
 
 
 class LearnerTable(Section, frozen=True):
@@ -311,12 +317,14 @@ class LearnerTable(Section, frozen=True):
         shard: the data shard that it trains on; by default the number in its name.
         threads: in place of ``worker.threads``.
         env: added to ``worker.env``.
+        mesh: in place of ``worker.mesh``.
     """
 
     factor: Annotated[float, Meta(ge=1.0, le=LARGE)] = 1.0
     shard: Whole | None = None
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     env: dict[str, str] = {}
+    mesh: Axes | None = None
 
 
 class Slurm(Section, frozen=True):
@@ -453,7 +461,8 @@ class Job(Section, frozen=True):
         """The environment of one actor's worker process."""
         table = self.learner_table(name)
         env = {**self.worker.env, **table.env}
-        return Worker(table.threads or self.worker.threads, env)
+        mesh = self.worker.mesh if table.mesh is None else table.mesh
+        return Worker(table.threads or self.worker.threads, env, mesh)
 
     @property
     def id(self) -> str:
@@ -518,6 +527,8 @@ class Job(Section, frozen=True):
             del plain["compress"]
         if self.job.shards is None:
             del plain["elastic"]["gone_s"]
+        if not self.worker.mesh:
+            del plain["worker"]["mesh"]
         return plain
 
 

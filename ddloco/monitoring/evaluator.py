@@ -155,15 +155,7 @@ async def open_scorer(
 
 
 async def _prepare(job: Job, process: WorkerProcess) -> FragmentPlan:
-    request = rpc.Prepare(
-        task=job.job.task,
-        options=job.task,
-        inner=job.inner,
-        seed=job.job.seed,
-        shard=0,
-        shards=job.data_shards,
-    )
-    prepared = await process.expect(request, rpc.Prepared)
+    prepared = await process.expect(rpc.preparation(job), rpc.Prepared)
     try:
         plan = job.plan(prepared.leaves)
     except ValueError as error:

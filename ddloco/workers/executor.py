@@ -137,15 +137,7 @@ class WorkExecutor(Doer):
         """
         job = self._job
         learner = self._name in job.learner_names()
-        request = rpc.Prepare(
-            task=self._task,
-            options=job.task,
-            inner=job.inner,
-            seed=job.job.seed,
-            shard=job.shard(self._name) if learner else None,
-            shards=job.data_shards,
-            steps=job.job.steps,
-        )
+        request = rpc.preparation(job, self._name, self._task)
         prepared = await self._process.expect(request, rpc.Prepared)
         try:
             plan = job.sendable_plan(prepared.leaves)

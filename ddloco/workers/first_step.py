@@ -1,7 +1,7 @@
 """The check that a task's step is deterministic: the first step runs twice from the same state.
 
-The device holds one state at a time. The state before the step waits in host memory, and of the
-first result only the digests of its arrays are kept.
+The devices hold one state at a time. The state before the step waits in host memory, as far as it
+cannot be made again, and of the first result only the digests of its arrays are kept.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,12 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 
+from ddloco.workers.placement import key_of, shards_of
+
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """One array in host memory, and the devices that it is bound to; None if it is not."""
+    """One array in host memory, shard by shard.
 
-    data: Any
+    Attributes:
+        shape: of the whole array.
+        shards: the numbers of each shard on devices of this process, by place.
+        sharding: where they lie; None if the array is not bound to its device.
+    """
+
+    shape: tuple[int, ...]
+    shards: dict[Any, Any]
     sharding: Any
 
 
@@ -33,7 +42,7 @@ class SavedTree:
     """
 
     def __init__(self, tree: Any) -> None:
-        leaves, self._structure = jax.tree.flatten(tree)
+        leaves, self._structure = jax.tree.flatten(tree, is_leaf=lambda leaf: leaf is None)
         self._leaves = [_saved(leaf) for leaf in leaves]
 
     def restore(self) -> Any:
@@ -49,15 +58,22 @@ def _saved(leaf: Any) -> Any:
         return leaf
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or leaf.weak_type:
         return jnp.copy(leaf)
+    shards = {key_of(place): numbers.copy() for place, numbers in shards_of(leaf)}
     # An array that is bound to its devices where it was not before would be compiled for again.
-    return _Saved(np.array(leaf), leaf.sharding if leaf.committed else None)
+    return _Saved(leaf.shape, shards, leaf.sharding if leaf.committed else None)
 
 
 def _restored(saved: Any) -> Any:
     if not isinstance(saved, _Saved):
         return saved
     # On a CPU the array may share the copy's memory; JAX does not write to it, even if donated.
-    return jax.device_put(saved.data, saved.sharding).block_until_ready()
+    if saved.sharding is None:
+        (numbers,) = saved.shards.values()
+        return jax.device_put(numbers).block_until_ready()
+    made = jax.make_array_from_callback(
+        saved.shape, saved.sharding, lambda place: saved.shards[key_of(place)]
+    )
+    return made.block_until_ready()
 
 
 Named = tuple[str, str]
@@ -65,11 +81,14 @@ Named = tuple[str, str]
 
 
 def digests(arrays: Iterable[tuple[Named, Any]]) -> dict[Named, bytes]:
-    """The xxh3-128 digest of each array's bytes."""
-    return {
-        named: xxhash.xxh3_128_digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        for named, array in arrays
-    }
+    """The xxh3-128 digest of each array's bytes, shard after shard."""
+    found: dict[Named, bytes] = {}
+    for named, array in arrays:
+        digest = xxhash.xxh3_128()
+        for _, numbers in shards_of(array):
+            digest.update(np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data)
+        found[named] = digest.digest()
+    return found
 
 
 def difference(before: Mapping[Named, bytes], after: Mapping[Named, bytes]) -> str:

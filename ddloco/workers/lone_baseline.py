@@ -7,6 +7,7 @@ records no tape.
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import Progress
 
@@ -38,8 +39,7 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
         kept = kept_modules(folder, job.job.task)
         opened = open_worker(job.job.method, arena, job.worker, kept=kept)
         process = await stack.enter_async_context(opened)
-        request = rpc.Prepare(job.job.task, job.task, job.inner, job.job.seed, 0, 1, job.job.steps)
-        await process.expect(request, rpc.Prepared)
+        await process.expect(replace(rpc.preparation(job), shards=1), rpc.Prepared)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task(job.job.method, total=job.job.steps)
             for done in range(0, job.job.steps, STEPS_ASKED):

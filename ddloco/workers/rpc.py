@@ -12,7 +12,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
-from ddloco.job.config import Inner
+from ddloco.job.config import Inner, Job
 from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.job.protocol.work import FromShard
 from ddloco.stage.arrays.shared_memory import Region
@@ -41,7 +41,8 @@ class WorkerMessage(Struct, frozen=True, tag=True):
 
 class Prepare(WorkerMessage, frozen=True):
     """Import the task, determine its parameters' shapes, and report them with the fingerprint. A
-    syncer has no ``shard``, and opens no stream of batches. The job has ``steps`` global steps."""
+    syncer has no ``shard``, and opens no stream of batches. The job has ``steps`` global steps.
+    ``mesh`` is the number of devices along each axis; empty for one device."""
 
     task: str
     options: dict[str, Any]
@@ -50,6 +51,32 @@ class Prepare(WorkerMessage, frozen=True):
     shard: int | None
     shards: int
     steps: int = 1
+    mesh: dict[str, int] = {}
+
+
+def preparation(job: Job, name: str = "", task: str = "") -> Prepare:
+    """The first request to an actor's worker.
+
+    Only a learner uses all devices of its mesh. The others have one device, with the same axes: an
+    ``init`` that names them works there as well.
+
+    Args:
+        job: the job.
+        name: the actor's; it has no stream of batches unless it is a learner's.
+        task: what the worker imports in place of the job's own task.
+    """
+    learner = name in job.learner_names()
+    mesh = job.worker_of(name).mesh
+    return Prepare(
+        task=task or job.job.task,
+        options=job.task,
+        inner=job.inner,
+        seed=job.job.seed,
+        shard=job.shard(name) if learner else None,
+        shards=job.data_shards,
+        steps=job.job.steps,
+        mesh=mesh if learner else dict.fromkeys(mesh, 1),
+    )
 
 
 class Prepared(WorkerMessage, frozen=True):

@@ -2,24 +2,21 @@
 
 The fork server gives it a socket, shared memory, and an environment that is in its fingerprint. It
 ends when the socket closes, so it never outlives its actor. It is deterministic: the same requests
-give the same bytes. With ``first_step``, ``task_loss``, ``task_state``, ``tensor_sums``,
-``schedules`` and ``parameters`` it is the only module that imports jax.
+give the same bytes. With the modules whose docstrings say that they need jax it is the
+only one that imports it.
 """
 
 import contextlib
 import math
 import os
-import platform
 import random
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +27,24 @@ import numpy as np
 import optax
 import xxhash
 
-from ddloco.job.config import Inner
 from ddloco.job.protocol.fragment_plan import STATE, FragmentPlan, Leaf
 from ddloco.job.protocol.state_layout import Moments
 from ddloco.job.protocol.work import FromShard
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView
 from ddloco.stage.process.entry_point import KeptFinder, KeptModules, look_here_first
 from ddloco.workers import breakpoints, rpc
-from ddloco.workers.compilation_cache import (
-    CACHE_DIR,
-    PLACE,
-    cache_folder,
-    settings_of,
-    was_quiet,
-)
 from ddloco.workers.data_stream import DataStream, ShardStream, pack_cursor, unpack_cursor
-from ddloco.workers.environment import fingerprinted
+from ddloco.workers.devices import fingerprint, keep_compiled_programs, open_devices
 from ddloco.workers.first_step import Named, SavedTree, difference, digests
+from ddloco.workers.inner_optimizer import (
+    count_places,
+    counts_at,
+    inner_optimizer,
+    schedule_counts,
+    with_counts,
+)
 from ddloco.workers.parameters import shapes_and_names
+from ddloco.workers.placement import OneDevice, OnMesh, fetch, put
 from ddloco.workers.schedules import GLOBAL_STEP, with_extra_arguments, with_schedule
 from ddloco.workers.task import TaskError, load_task
 from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
@@ -121,8 +118,7 @@ class Trainer:
                 return rpc.Ready()
             case rpc.CopyOut(out):
                 self._copy_out(self._leaves(), out)
-                own = [*jax.tree.leaves(self._opt_state), *self._layout.local_of(self._state)]
-                self._moments.write(own, self._arena.region(out.offset, out.nbytes))
+                self._copy_moments(self._arena.region(out.offset, out.nbytes))
                 return rpc.Copied(self._last)
             case rpc.Install():
                 return rpc.Installed(self._install(request))
@@ -157,12 +153,15 @@ class Trainer:
         keep_compiled_programs()
         self._seed = request.seed
         self._shard = request.shard
+        mesh = request.mesh
+        self._placement = OnMesh(mesh, task, request.task) if mesh else OneDevice()
         self._params, names = shapes_and_names(task.init, self._seed)
         begin = getattr(task, "init_state", None)
         self._state = shapes_and_names(begin, self._seed)[0] if begin is not None else None
         self._layout = StateLayout(self._state)
         self._tree = jax.tree.structure(self._params)
         self._check_trained(names)
+        self._placement.lay(self._params, self._layout.merged, self._seed)
         self._names = [*names, *self._layout.names]
         self._index = {name: index for index, name in enumerate(self._names)}
         leaves = tuple(
@@ -179,19 +178,32 @@ class Trainer:
             if hasattr(task, "optimizer")
             else with_schedule(inner_optimizer(request.inner), request.inner, request.steps)
         )
-        self._update: Any = jax.jit(self._step, donate_argnums=(0, 1, 2))
+        self._lay_moments()
+        self._update: Any = jax.jit(
+            self._step, donate_argnums=(0, 1, 2), **self._placement.results(self._opt_shapes, 3)
+        )
         self._programs: Callable[[], int] = self._update._cache_size
-        self._sums = jax.jit(tensor_sums)
-        return rpc.Prepared(leaves, fingerprint(), sources_of(request.task.partition(":")[0]))
+        self._sums = jax.jit(partial(tensor_sums, divided=bool(mesh)))
+        found = {**fingerprint(), **self._placement.fingerprint()}
+        return rpc.Prepared(leaves, found, sources_of(request.task.partition(":")[0]))
+
+    def _lay_moments(self) -> None:
+        """Decide where the optimizer's state lies."""
+        try:
+            self._opt_shapes = jax.eval_shape(self._optimizer.init, self._params)
+        except Exception:  # noqa: BLE001, with such an optimizer the state cannot be transferred
+            self._opt_shapes = None
+        self._placement.lay_moments(self._params, self._opt_shapes, self._layout.local)
 
     def _lay(self, plan: FragmentPlan) -> rpc.Laid:
         self._plan = plan
         self._order = [self._index[leaf.name] for each in plan.fragments for leaf in each]
+        leaves, self._moments_tree = jax.tree.flatten(self._opt_shapes)
         try:
-            shapes = jax.eval_shape(self._optimizer.init, self._params)
-            leaves, self._moments_tree = jax.tree.flatten(shapes)
             self._moments = Moments([*leaves, *self._layout.local], plan.total_bytes)
-        except Exception:  # noqa: BLE001, with such an optimizer the state cannot be transferred
+        except TypeError:  # Such a state cannot be transferred.
+            return rpc.Laid(0)
+        if self._opt_shapes is None:
             return rpc.Laid(0)
         return rpc.Laid(self._moments.stop)
 
@@ -203,7 +215,8 @@ class Trainer:
         regions = [self._arena.region(each.offset, each.nbytes) for each in request.pieces]
         state = Pieces(regions)
         params = self._read_leaves(state)
-        leaves = [jnp.array(leaf, copy=True) for leaf in self._moments.read(state)]
+        views = zip(self._moments.read(state), self._placement.moments, strict=True)
+        leaves = [put(view, sharding) for view, sharding in views]
         numbers = (*params, *leaves)
         sound = own is not None or all(bool(jnp.isfinite(leaf).all()) for leaf in numbers)
         if not sound:
@@ -230,7 +243,7 @@ class Trainer:
                 )
 
     def _initialise(self) -> None:
-        self._params = self._task.init(jax.random.key(self._seed))
+        self._params = self._placement.params(self._task.init, jax.random.key(self._seed))
         self._begin_state()
 
     def _begin_state(self) -> None:
@@ -243,7 +256,7 @@ class Trainer:
         key = jax.random.key(self._seed)
         # So that random keys of two learners are two.
         own = key if self._shard is None else jax.random.fold_in(key, self._shard)
-        self._state = begin(own)
+        self._state = self._placement.state(begin(own))
 
     def _step(
         self, params: Any, opt_state: Any, state: Any, batch: Any, place: tuple[Any, Any]
@@ -265,12 +278,9 @@ class Trainer:
             batch = self._batches.draw_ahead()
             if batch is None:
                 return
-            params = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._params
-            )
-            opt_state = jax.eval_shape(self._optimizer.init, params)
+            given = self._placement.shapes(self._params, self._opt_shapes, self._state)
             place = self._loss.number(self._turn, 1), np.int32(0)
-            given = params, opt_state, self._state, batch, place
+            given = *given, self._placement.batch(batch), place
             self._compiling = threading.Thread(target=self._compile, args=given, daemon=True)
             self._compiling.start()
 
@@ -289,19 +299,22 @@ class Trainer:
         first, self._tried = not self._tried, True
         before = self._batches.position() if first else b""
         asked_at = time.monotonic()
-        batch, number = self._draw()
+        drawn, number = self._draw()
         data_s = time.monotonic() - asked_at
         place = number, np.int32(min(request.t, STEP_MAX))
-        digest = batch_digest(batch)
+        digest = batch_digest(drawn)
+        batch = self._placement.batch(drawn)
         if self._opt_state is None or (self._spoilt and request.overwrites):
             # The optimizer's moments of non-finite gradients would spoil the new parameters.
             counts = schedule_counts(self._opt_state) if self._spoilt else self._counts
-            fresh = self._optimizer.init(self._params)
-            self._opt_state = with_counts(fresh, counts, self._streams[self._turn].used - 1)
+            made_again = partial(self._first_moments, counts)
+            self._opt_state = made_again()
+        else:
+            made_again = None
         once: dict[Named, bytes] = {}
         if first:
             self._batches.check(before, digest, batch_digest)
-            once = self._run_and_restore(batch, place)
+            once = self._run_and_restore(batch, place, request, made_again)
         begun_at, programs = time.monotonic(), self._programs()
         self._params, self._opt_state, self._state, loss, metrics = self._update(
             self._params, self._opt_state, self._state, batch, place
@@ -315,7 +328,7 @@ class Trainer:
         if first:
             loss.block_until_ready()
             self._device_s = time.monotonic() - begun_at
-        tokens = self._tokens(batch)
+        tokens = self._tokens(drawn)
         data_s += self._drawn_ahead(begun_at, loss, request.data)
         if first:
             self._check_same(once, self._digests(self._params, self._state, loss))
@@ -359,8 +372,8 @@ class Trainer:
     def _cursor(self) -> bytes:
         """The positions of stream and schedules."""
         if self._count_places is None:
-            self._count_places = _count_places(self._opt_state)
-        counts = _counts_at(self._opt_state, self._count_places)
+            self._count_places = count_places(self._opt_state)
+        counts = counts_at(self._opt_state, self._count_places)
         return pack_cursor(self._batches.position(), counts)
 
     def _open(self, shard: int) -> None:
@@ -455,15 +468,42 @@ class Trainer:
         updates, opt_state = self._optimizer.update(gradient, opt_state, params, **extra)
         return optax.apply_updates(params, updates), opt_state
 
-    def _run_and_restore(self, batch: Any, place: tuple[Any, Any]) -> dict[Named, bytes]:
-        """Run the first step, restore the state before it, and return the digests of the result."""
-        before = self._params, self._opt_state, self._state
-        saved = SavedTree(before)
-        after = self._update(*before, batch, place)
-        params, _, state, loss, _ = after
+    def _first_moments(self, counts: list[int]) -> Any:
+        """The optimizer's state before its first step, with its schedules at ``counts``."""
+        fresh = self._placement.init(self._optimizer, self._params)
+        return with_counts(fresh, counts, self._streams[self._turn].used - 1)
+
+    def _run_and_restore(
+        self,
+        batch: Any,
+        place: tuple[Any, Any],
+        request: rpc.Train,
+        made_again: Callable[[], Any] | None,
+    ) -> dict[Named, bytes]:
+        """Run the first step, restore the state before it, and return the digests of the result.
+
+        What the step's request has overwritten is read again, and a state of the optimizer that
+        can be ``made_again`` is made: only the rest is saved on the host.
+        """
+        leaves = self._leaves()
+        for fragment, _ in request.overwrites:
+            for leaf in self._laid.fragments[fragment]:
+                leaves[self._index[leaf.name]] = None
+        moments = self._opt_state if made_again is None else None
+        saved = SavedTree((leaves, self._layout.local_of(self._state), moments))
+        del leaves, moments
+        params, _, state, loss, _ = self._update(
+            self._params, self._opt_state, self._state, batch, place
+        )
         found = self._digests(params, state, loss)
-        del after, params, _, state  # The device has room for one state.
-        self._params, self._opt_state, self._state = saved.restore()
+        del params, _, state  # The device has room for one state.
+        self._params = self._opt_state = None
+        leaves, local, self._opt_state = saved.restore()
+        for fragment, span in request.overwrites:
+            self._fill_in(leaves, fragment, self._arena.region(span.offset, span.nbytes))
+        self._take_in(leaves, local)
+        if made_again is not None:
+            self._opt_state = made_again()
         return found
 
     def _digests(self, params: Any, state: Any, loss: Any) -> dict[Named, bytes]:
@@ -564,8 +604,7 @@ class Trainer:
 
     def _fill_in(self, leaves: list[Any], fragment: int, data: Bytes | Pieces, at: int = 0) -> None:
         for index, view in self._views(fragment, data, at):
-            # The region will be reused, so the device array must not share its memory.
-            leaves[index] = jnp.array(view, copy=True)
+            leaves[index] = put(view, self._placement.leaves[index])
 
     def _read_in(self, span: rpc.Span) -> list[Any]:
         """Read everything that is in fragments: of a model or of a gradient."""
@@ -584,12 +623,19 @@ class Trainer:
             start, stop = self._laid.fragment_slice(fragment)
             self._copy_fragment(leaves, fragment, out[start:stop])
 
+    def _copy_moments(self, out: Bytes) -> None:
+        """Write the optimizer's state, and what is local in the task's, to their places."""
+        own = [*jax.tree.leaves(self._opt_state), *self._layout.local_of(self._state)]
+        for leaf, view in zip(own, self._moments.read(out), strict=True):
+            fetch(leaf, view)
+        self._moments.clear_padding(out)
+
     def _copy_fragment(self, leaves: list[Any], fragment: int, out: Bytes) -> None:
         """Write a fragment in the plan's layout, with zero padding: its memory may be used."""
         plan = self._laid
         begin = plan.fragment_slice(fragment)[0]
         for index, view in self._views(fragment, out):
-            np.copyto(view, np.asarray(leaves[index]))
+            fetch(leaves[index], view)
         for index, leaf in enumerate(plan.fragments[fragment]):
             end = plan.tensor_offset(fragment, index) + leaf.nbytes - begin
             out[end : aligned(end)] = 0
@@ -597,82 +643,6 @@ class Trainer:
 
 def _named(what: str, names: Sequence[str], arrays: Sequence[Any]) -> list[tuple[Named, Any]]:
     return [((what, name), array) for name, array in zip(names, arrays, strict=True)]
-
-
-def inner_optimizer(inner: Inner) -> optax.GradientTransformation:
-    """The optimizer that ``[inner]`` describes: clipping, then the update, with linear warm-up."""
-    rate: Any = (
-        optax.linear_schedule(inner.lr / inner.warmup, inner.lr, inner.warmup - 1)
-        if inner.warmup > 1
-        else inner.lr
-    )
-    update = {
-        "adamw": lambda: optax.adamw(rate, inner.b1, inner.b2, weight_decay=inner.weight_decay),
-        "adam": lambda: optax.adam(rate, inner.b1, inner.b2),
-        "sgd": lambda: optax.sgd(rate, momentum=inner.b1 or None),
-    }[inner.optimizer]()
-    return optax.chain(optax.clip_by_global_norm(inner.clip), update) if inner.clip else update
-
-
-def schedule_counts(opt_state: Any) -> list[int]:
-    """The counts of an optimizer's schedules: the integer scalars of every state that contains only
-    such counts, in the order of the tree's leaves.
-
-    A count next to moments (as in Adam) belongs to them: it corrects the bias of new moments, and
-    restarts with them. A schedule's count is the learner's progress in the job, and is kept.
-    """
-    return _counts_at(opt_state, _count_places(opt_state))
-
-
-def _counts_at(opt_state: Any, places: list[int]) -> list[int]:
-    leaves = jax.tree.leaves(opt_state)
-    return [int(leaves[index]) for index in places]
-
-
-def _count_places(opt_state: Any) -> list[int]:
-    """Which leaves of an optimizer's state are the counts of its schedules. For the state of a
-    large model this takes milliseconds, so a worker does it once."""
-    return [index for index, counts_on in enumerate(_marks(opt_state)) if counts_on]
-
-
-def with_counts(opt_state: Any, counts: list[int], steps: int) -> Any:
-    """The state with its schedules set to ``counts`` from ``schedule_counts``; if those are unknown
-    or from another optimizer, to ``steps``, the steps that the learner has taken."""
-    leaves, tree = jax.tree.flatten(opt_state)
-    places = _count_places(opt_state)
-    if len(places) != len(counts):
-        counts = [steps] * len(places)
-    for index, count in zip(places, counts, strict=True):
-        leaves[index] = jnp.full_like(leaves[index], count)
-    return jax.tree.unflatten(tree, leaves)
-
-
-def _marks(node: Any, alone: bool = False) -> list[bool]:
-    """For every leaf below ``node``, in order, whether it is a schedule's count."""
-    if _is_state(node):
-        fields = node._asdict()
-        fields.pop("hyperparams", None)  # Of optax.inject_hyperparams: computed from a count.
-        alone = not any(_has_moments(each) for each in fields.values())
-    if isinstance(node, tuple | list):
-        return [mark for each in node for mark in _marks(each, alone)]
-    if isinstance(node, dict):
-        return [mark for key in sorted(node) for mark in _marks(node[key], alone)]
-    leaves = jax.tree.leaves(node)
-    return [alone and jnp.ndim(each) == 0 and _is_integer(each) for each in leaves]
-
-
-def _is_state(node: Any) -> bool:
-    return hasattr(node, "_asdict") and type(node).__name__.endswith("State")
-
-
-def _has_moments(field: Any) -> bool:
-    """Whether a field contains moments itself, not inside another state."""
-    leaves = jax.tree.leaves(field, is_leaf=_is_state)
-    return any(not _is_state(each) and not _is_integer(each) for each in leaves)
-
-
-def _is_integer(leaf: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(leaf), jnp.integer)
 
 
 def copied_batch(batch: Any) -> Any:
@@ -690,84 +660,6 @@ def batch_digest(batch: Any) -> bytes:
         digest.update(f"{array.shape}|{array.dtype}|".encode())
         digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.digest()
-
-
-def fingerprint() -> dict[str, str]:
-    """Everything that can change arithmetic: versions, device, processor, threads, flags."""
-    device = jax.devices()[0]
-    return {
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "jaxlib": version("jaxlib"),
-        "numpy": np.__version__,
-        "optax": optax.__version__,
-        "device": f"{device.platform} {device.device_kind}",
-        "cpu": cpu_model(),
-        "x64": str(jax.config.read("jax_enable_x64")),
-        **fingerprinted(os.environ),
-    }
-
-
-def open_devices(saying: int) -> None:
-    """Open JAX's devices. XLA ends the process if it is given a flag that it does not know, and
-    says so on standard error only: until that is over, standard error is a file that the fork
-    server reads when the process has ended.
-
-    Called once the task's module has been imported, which may change flags and settings.
-    """
-    sys.stderr.flush()
-    ours = os.dup(2)
-    os.dup2(saying, 2)
-    try:
-        jax.devices()
-    finally:
-        sys.stderr.flush()
-        os.dup2(ours, 2)
-        os.close(ours)
-        os.write(2, os.pread(saying, os.fstat(saying).st_size, 0))
-        os.ftruncate(saying, 0)
-
-
-def keep_compiled_programs() -> None:
-    """Let JAX use the cache of compiled programs, unless the user has chosen one or it is noisy.
-
-    Called once the task's module has been imported, which may change JAX's settings, and before
-    anything is compiled.
-    """
-    if PLACE in os.environ or getattr(jax.config, CACHE_DIR) is not None:
-        return
-    before = {name: getattr(jax.config, name) for name in settings_of(Path())}
-    try:
-        folder = cache_folder(os.environ, cpu_model())
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):
-        return  # No home, or one that cannot be written to: every run compiles.
-    for name, value in settings_of(folder).items():
-        jax.config.update(name, value)
-
-    def compiled_and_loaded() -> None:
-        for _ in range(2):
-            jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.zeros(8)))
-            jax.clear_caches()
-
-    compiler = f"jaxlib {version('jaxlib')} {os.environ.get('XLA_FLAGS', '')}"
-    if not was_quiet(folder, compiler, compiled_and_loaded):
-        for name, value in before.items():
-            jax.config.update(name, value)
-
-
-def cpu_model() -> str:
-    """The processor's name, and a digest of its instruction sets."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    known: dict[str, str] = {}
-    for line in lines:
-        key, _, value = line.partition(":")
-        known.setdefault(key.strip(), value.strip())
-    isa = xxhash.xxh3_64_hexdigest(known.get("flags", known.get("Features", "")).encode())
-    return f"{known.get('model name', platform.machine())} isa-{isa[:8]}"
 
 
 def failure(error: Exception) -> rpc.Failed:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     import jax
 
 REQUIRED = ("init", "loss", "batches", "tokens")
-OPTIONAL = ("optimizer", "evaluate", "init_state", "hugging_face")
+OPTIONAL = (
+    *("optimizer", "evaluate", "init_state", "hugging_face"),
+    *("sharding", "batch_sharding"),
+)
 EXTRAS = ("key", "state")
 """What ``loss`` is given by name, besides parameters and batch, if it has such a parameter."""
 
@@ -53,6 +56,12 @@ class Task(Protocol):
     `init_state(self, key)` returns what is carried from step to step and not trained, any pytree of
     arrays. Then `loss` has a parameter `state` and returns the new one with the loss; `evaluate`
     may have such a parameter too.
+
+    `sharding(self, params, mesh)` says how parameters lie on a learner's `jax.sharding.Mesh`: given
+    their shapes it returns a tree, or the beginning of one, of `PartitionSpec`, `NamedSharding` or
+    None, for every device. Without it, what a traceable `init` asks for holds. By
+    `batch_sharding(self, batch, mesh)` batches are divided in another way than along their first
+    dimension, among the axes `data` and `fsdp`.
 
     `hugging_face(self, params)` returns the files of a model folder for other libraries, by name:
     plain data or text, and arrays by name for a name that ends with `.safetensors`. It may have a

@@ -233,7 +233,7 @@ def serve_bare(connection: Connection, path: Path) -> None:
     import optax
 
     from ddloco.job.config import load_job
-    from ddloco.workers.server import inner_optimizer
+    from ddloco.workers.inner_optimizer import inner_optimizer
     from ddloco.workers.task import load_task
 
     job = load_job(path)

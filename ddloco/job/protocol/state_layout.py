@@ -38,11 +38,8 @@ class Moments:
             self._leaves.append((self.stop, tuple(leaf.shape), dtype))
             self.stop += aligned(_nbytes(leaf.shape, dtype))
 
-    def write(self, leaves: Sequence[Any], state: Bytes) -> None:
-        """Copy the leaves to their positions and set the padding to zero, since the memory may have
-        been used before."""
-        for leaf, view in zip(leaves, self.read(state), strict=True):
-            np.copyto(view, np.asarray(leaf))
+    def clear_padding(self, state: Bytes) -> None:
+        """Set what lies between the leaves to zero, since the memory may have been used before."""
         stops = [start for start, _, _ in self._leaves[1:]] + [self.stop] * bool(self._leaves)
         for (start, shape, dtype), stop in zip(self._leaves, stops, strict=True):
             state[start + _nbytes(shape, dtype) : stop] = 0

@@ -11,7 +11,7 @@ import pytest
 from ddloco.job.config import Inner, Worker
 from ddloco.job.protocol.fragment_plan import make_plan
 from ddloco.stage.arrays.shared_memory import SharedMemory
-from ddloco.workers import rpc, server
+from ddloco.workers import devices, rpc
 from ddloco.workers.compilation_cache import (
     CACHE_BYTES_MAX,
     CACHE_DIR,
@@ -81,9 +81,9 @@ def config(monkeypatch, tmp_path):
 
 def test_a_worker_uses_it(config, tmp_path, monkeypatch):
     """With a bounded size, in a folder that only the user may write to."""
-    monkeypatch.setattr(server, "was_quiet", lambda *_: True)
-    server.keep_compiled_programs()
-    folder = cache_folder({"XDG_CACHE_HOME": str(tmp_path)}, server.cpu_model())
+    monkeypatch.setattr(devices, "was_quiet", lambda *_: True)
+    devices.keep_compiled_programs()
+    folder = cache_folder({"XDG_CACHE_HOME": str(tmp_path)}, devices.cpu_model())
     assert str(folder) == getattr(config, CACHE_DIR)
     assert CACHE_BYTES_MAX == config.jax_compilation_cache_max_size
     assert folder.is_dir()
@@ -91,16 +91,16 @@ def test_a_worker_uses_it(config, tmp_path, monkeypatch):
 
 def test_where_it_is_noisy_it_is_not_used(config, monkeypatch):
     """XLA rejects its own programs on some processors, with an error for each."""
-    monkeypatch.setattr(server, "was_quiet", lambda *_: False)
+    monkeypatch.setattr(devices, "was_quiet", lambda *_: False)
     before = {name: getattr(config, name) for name in settings_of(Path())}
-    server.keep_compiled_programs()
+    devices.keep_compiled_programs()
     assert before == {name: getattr(config, name) for name in before}
 
 
 def test_a_place_of_the_users_own_is_left_alone(config, monkeypatch):
     """JAX reads its variable itself."""
     monkeypatch.setenv(PLACE, "/elsewhere")
-    server.keep_compiled_programs()
+    devices.keep_compiled_programs()
     assert getattr(config, CACHE_DIR) is None
 
 
@@ -108,7 +108,7 @@ def test_a_home_that_cannot_be_written_to_is_no_error(config, monkeypatch, tmp_p
     """Every run compiles then."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    server.keep_compiled_programs()
+    devices.keep_compiled_programs()
     assert getattr(config, CACHE_DIR) is None
 
 

@@ -46,7 +46,7 @@ def test_a_restored_state_may_be_donated_too():
     """The copy that it came from does not change."""
     tree = {"weights": jnp.arange(1024.0)}
     saved = SavedTree(tree)
-    kept = saved._leaves[0].data
+    (kept,) = saved._leaves[0].shards.values()
     restored = saved.restore()
     jax.block_until_ready(jax.jit(lambda each: each["weights"] + 1, donate_argnums=0)(restored))
     assert np.arange(1024.0, dtype=np.float32).tobytes() == kept.tobytes()

@@ -14,8 +14,9 @@ from ddloco.job.protocol.state_layout import piece_slice, pieces_of
 from ddloco.job.protocol.work import FromShard
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView, SharedMemory
 from ddloco.workers import rpc
+from ddloco.workers.inner_optimizer import schedule_counts, with_counts
 from ddloco.workers.rpc import span_of
-from ddloco.workers.server import Trainer, schedule_counts, with_counts
+from ddloco.workers.server import Trainer
 from ddloco.workers.task import TaskError
 from ddloco.workers.tensor_sums import packed, tensor_sums
 from tests.tasks import Regression

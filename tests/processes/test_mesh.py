@@ -1,0 +1,63 @@
+"""Learners on meshes of devices: a run replays to the bit, and another mesh is named."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STEPS = "--set=job.steps=24"
+
+
+def ddloco(*args, **env):
+    """A command's output, whatever its exit status."""
+    command = [sys.executable, "-m", "ddloco", *map(str, args)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def losses(folder):
+    """The losses of each learner's own steps."""
+    lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if line["event"] == "step"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The example, shorter; one learner divides its data only."""
+    folder = tmp_path_factory.mktemp("mesh") / "run"
+    other = "--set=learner.learner-1.mesh={data=8}"
+    code, said = ddloco("run", "examples/mesh.toml", "--dir", folder, STEPS, other)
+    assert code == 0, said
+    return folder
+
+
+def test_it_learns_and_replays(run):
+    """Each learner on its own mesh."""
+    found = losses(run)
+    assert found[-1] < found[0]
+    code, said = ddloco("replay", run)
+    assert code == 0
+    assert "identical" in said
+
+
+def test_a_replay_without_the_devices_says_what_is_missing(run):
+    """The number of devices is in the tape's environment; here that is not believed."""
+    text = (ROOT / "examples" / "mesh.toml").read_text()
+    job = run.parent / "short.toml"
+    job.write_text(text.replace('JAX_NUM_CPU_DEVICES = "8"', 'JAX_NUM_CPU_DEVICES = "4"'))
+    code, said = ddloco("run", job, "--dir", run.parent / "short", STEPS)
+    assert code != 0
+    assert "mesh data=2 model=4 needs 8 devices, here are 4" in said
+    assert "Traceback" not in said
