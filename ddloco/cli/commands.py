@@ -153,12 +153,21 @@ job JOB.toml:path?                the job file; without one the syncer sends it,
                                   address, which is read whenever it changes; with shards all of
                                   them, syncer-0 first; or lease:PLACE, which has all of them
 --name -!                         the learner's name: learner-3
+--rank R:int                      of a learner of several processes: which one this is; 0 is the
+                                  actor, and takes the options above, the others follow it
+--coordinator HOST:PORT           of a learner of several processes: a port on the host of rank 0,
+                                  by which all meet
 --alone                           with --from, in a job that went on without it: take its own
                                   state from the snapshot
 --patience SECONDS:float[600.0]   leave with exit code 75 after so many seconds with no syncer; 0
                                   waits forever (default: 600)
 @actor
-""", run="learner"),
+""", """
+A learner of several processes (processes in [worker] or [learner.NAME]) runs on several hosts if
+the same command is given on each, with its own --rank and the --coordinator of rank 0; Slurm
+(srun -N4 --ntasks-per-node=1) and Open MPI say both by themselves. Without either, all processes
+run on this host. If one ends or is stuck, all end, and meet again as the next incarnation: rank 0
+with exit code 75, to be started again, and the others wait for it.""", run="learner"),
 Command("perform", "run actors of your own", """
 program MODULE:FUNCTION           what returns a ddloco.stage.Program
 --dir=folder RUN:path             default: runs/FUNCTION-NUMBER

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from ddloco.monitoring.live_display import follow
 from ddloco.roles.job_program import program_of
 from ddloco.roles.loss_log import LossLog
 from ddloco.roles.needs_note import note_needs
+from ddloco.roles.other_rank import follow_rank
 from ddloco.roles.past_job import past_end
 from ddloco.roles.received_job import Asker
 from ddloco.stage.actors.effects import Finish
@@ -38,6 +40,8 @@ from ddloco.stage.nodes.serve import Terms, check_bind, serve_role
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.malloc import keep_freed_memory
+from ddloco.workers.fork_protocol import Rank
+from ddloco.workers.ranks import rank_of
 from ddloco.workers.task import TaskError, check_task_name, task_digest
 from snapshot import SnapshotError, StorageError, open_place
 
@@ -79,9 +83,18 @@ def syncer(given: argparse.Namespace) -> int:
 def learner(given: argparse.Namespace) -> int:
     """``ddloco learner``: run one learner."""
     given.folder = given.folder or RUNS / given.name
+    try:
+        other = _other_rank(given)
+    except (ConfigError, TaskError) as error:
+        return complain(error)
+    if other is not None:
+        job, rank = other
+        say = partial(print, flush=True)
+        return _concluded(given, trio.run(follow_rank, job, given.name, rank, say))
 
     async def serve(job: Job) -> Finish:
-        terms, program = replace(_terms(given), alone=given.alone), program_of(job)
+        terms = replace(_terms(given), alone=given.alone)
+        program = replace(program_of(job), rank=_rank(given, job))
         first, *more = given.connect
         if not first.startswith(LEASE_PLACE):
             addresses = _checked_learner(job, given.name, given.connect)
@@ -102,6 +115,33 @@ def learner(given: argparse.Namespace) -> int:
         return finish
 
     return _serve(given, serve)
+
+
+def _other_rank(given: argparse.Namespace) -> tuple[Job, Rank] | None:
+    """The job and the rank of a process that follows its learner's actor.
+
+    Raises:
+        ConfigError: the job file or an option is wrong.
+        TaskError: there is no such task.
+    """
+    if given.job is None:
+        if given.rank:
+            raise ConfigError(f"--rank {given.rank}: want JOB.toml; only rank 0 can do without")
+        return None
+    job = load_job(given.job, given.overrides)
+    rank = _rank(given, job)
+    if rank is None or rank.number == 0:
+        return None
+    check_task_name(job.job.task)
+    return job, rank
+
+
+def _rank(given: argparse.Namespace, job: Job) -> Rank | None:
+    """Which of the learner's processes this is, unless a parent has started it."""
+    if given.with_parent:
+        return None
+    worker = job.worker_of(given.name)
+    return rank_of(given.name, worker, given.rank, given.coordinator, os.environ)
 
 
 def _warn(said: str) -> None:
@@ -213,7 +253,7 @@ def _concluded(given: argparse.Namespace, finish: Finish) -> int:
         parented = given.with_parent
         return complain(finish.reason if parented else with_source(given, finish.reason))
     if finish.status == "failed":
-        return complain(finish.reason, FOUND)
+        return complain(finish.reason, AGAIN if finish.again and not given.with_parent else FOUND)
     print(f"{finish.status}: {finish.reason}")
     if given.run == "syncer" and (given.folder / LOSS_FILE).is_file():
         print(f"losses {given.folder / LOSS_FILE}")

@@ -41,7 +41,7 @@ export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-1}}"
 child=
 asked=
 trap 'asked=yes; if [ -n "$child" ]; then kill -TERM "$child"; fi' TERM
-srun --kill-on-bad-exit=0 {command} &
+srun --kill-on-bad-exit={together} {command} &
 child=$!
 while :; do
   asked=
@@ -116,6 +116,22 @@ def _check(order: Order) -> None:
                 raise ConfigError(f"{said}; want one in one line, such as --partition=gpu")
 
 
+def _processes(order: Order) -> int:
+    """How many nodes a learner has, which is the same for all, since they are one array.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    job = order.job
+    counts = {name: job.worker_of(name).processes for name in job.learner_names()}
+    first = counts[job.learner_names()[0]]
+    for name, count in counts.items():
+        if count != first:
+            said = f"learner.{name}.processes: {count}, others have {first}"
+            raise ConfigError(f"{said}; on Slurm all learners have equally many")
+    return first
+
+
 def _syncer(order: Order, name: str) -> str:
     lead = order.job.syncer_names()[0]
     command = ["ddloco", "syncer", str(order.file), *order.sets, "--join"]
@@ -154,6 +170,7 @@ def _learners(order: Order, first: int, count: int) -> str:
         "name=learner-$SLURM_ARRAY_TASK_ID",
         command=f'{quoted(command)} --name "$name" --dir {where}',
         me="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
+        nodes=_processes(order),
     )
 
 
@@ -163,7 +180,14 @@ def _address(order: Order, syncer: str) -> str:
 
 
 def _script(
-    order: Order, part: str, more: Sequence[str], *, before: str, command: str, me: str
+    order: Order,
+    part: str,
+    more: Sequence[str],
+    *,
+    before: str,
+    command: str,
+    me: str,
+    nodes: int = 1,
 ) -> str:
     table = order.settings.slurm
     output = "%x-%a.out" if part == "learner" else "%x.out"
@@ -171,8 +195,9 @@ def _script(
         f"--job-name={order.job.job.name}-{part}",
         "--output=" + quoted([f"{order.folder}/slurm/{output}"]),
         "--chdir=" + quoted([str(order.here)]),
-        "--nodes=1",
-        "--ntasks=1",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        *(("--ntasks-per-node=1",) if nodes > 1 else ()),
         "--requeue",
         "--open-mode=append",
         f"--signal=B:TERM@{NOTICE_S}",
@@ -186,4 +211,6 @@ def _script(
         before=f"\n{before}\n",
         command=command,
         me=me,
+        # One of several processes waits for the next incarnation of the others, which starts here.
+        together=int(nodes > 1),
     )

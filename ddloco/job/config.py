@@ -43,6 +43,9 @@ Name = Annotated[
 Axes = Annotated[dict[Name, Positive], Meta(max_length=8)]
 """The axes of a mesh of devices: their names, and the number of devices along each."""
 
+Processes = Annotated[int, Meta(ge=1, le=256)]
+"""The processes of one learner."""
+
 LEARNERS_MAX = 1024
 """The largest job that was measured. Each message has a clock with an entry per actor, so the
 traffic to all actors grows with the square of their number, and so does a snapshot: with four times
@@ -301,12 +304,18 @@ class Worker(Section, frozen=True):
         env: more environment variables, such as XLA_FLAGS. PYTHONHASHSEED is 0 unless it is set
             here.
         mesh: the number of devices along each axis of a learner's mesh, such as
-            ``{data = 2, model = 4}``; without it a learner uses one device.
+            ``{data = 2, model = 4}``; without it a learner uses one device, or divides its batches
+            among those of all its processes.
+        processes: the processes of one learner, usually one on each of its hosts.
+        stall_s: how long, in seconds, one of several processes may give no sign of life. Then all
+            of them end, and the learner begins its next incarnation.
     """
 
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     env: dict[str, str] = {}
     mesh: Axes = {}
+    processes: Processes = 1
+    stall_s: Annotated[float, Meta(ge=1.0, le=LARGE)] = 20.0
 
 
 class LearnerTable(Section, frozen=True):
@@ -318,6 +327,7 @@ class LearnerTable(Section, frozen=True):
         threads: in place of ``worker.threads``.
         env: added to ``worker.env``.
         mesh: in place of ``worker.mesh``.
+        processes: in place of ``worker.processes``.
     """
 
     factor: Annotated[float, Meta(ge=1.0, le=LARGE)] = 1.0
@@ -325,6 +335,7 @@ class LearnerTable(Section, frozen=True):
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     env: dict[str, str] = {}
     mesh: Axes | None = None
+    processes: Processes | None = None
 
 
 class Slurm(Section, frozen=True):
@@ -458,11 +469,15 @@ class Job(Section, frozen=True):
         return int(name.rpartition("-")[2]) if shard is None else shard
 
     def worker_of(self, name: str) -> Worker:
-        """The environment of one actor's worker process."""
-        table = self.learner_table(name)
-        env = {**self.worker.env, **table.env}
-        mesh = self.worker.mesh if table.mesh is None else table.mesh
-        return Worker(table.threads or self.worker.threads, env, mesh)
+        """The worker of one actor; only learners have several processes."""
+        table, common = self.learner_table(name), self.worker
+        return Worker(
+            threads=table.threads or common.threads,
+            env={**common.env, **table.env},
+            mesh=common.mesh if table.mesh is None else table.mesh,
+            processes=(table.processes or common.processes) if name in self.learner_names() else 1,
+            stall_s=common.stall_s,
+        )
 
     @property
     def id(self) -> str:
@@ -527,8 +542,9 @@ class Job(Section, frozen=True):
             del plain["compress"]
         if self.job.shards is None:
             del plain["elastic"]["gone_s"]
-        if not self.worker.mesh:
-            del plain["worker"]["mesh"]
+        for name in ("mesh", "processes", "stall_s"):
+            if getattr(self.worker, name) == getattr(Worker(), name):
+                del plain["worker"][name]
         return plain
 
 

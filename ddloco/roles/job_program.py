@@ -45,6 +45,7 @@ from ddloco.stage.process.errors import raised_at, said_of
 from ddloco.stage.tapes.side_channel import SideChannel
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor
+from ddloco.workers.fork_protocol import Rank
 from ddloco.workers.fragment_store import FragmentFolder
 from ddloco.workers.process import WorkerDiedError, WorkerRequestError, open_worker
 from ddloco.workers.task import TaskError, task_digest
@@ -76,6 +77,7 @@ class JobProgram(Runnable):
         snapshot_said: what its processes continue from, as given to ``--from``.
         trust: whether the user trusts who writes there.
         fresh_learners: whether it may continue from a snapshot without learners.
+        rank: of the learner that runs here, if the other ranks are elsewhere.
     """
 
     settings_name = "job file"
@@ -85,6 +87,7 @@ class JobProgram(Runnable):
     snapshot_said: str = ""
     trust: bool = False
     fresh_learners: bool = False
+    rank: Rank | None = None
 
     @property
     def id(self) -> str:
@@ -237,7 +240,7 @@ class JobProgram(Runnable):
         if isinstance(error, TaskError):
             return Finish("bad-input", str(error))
         if isinstance(error, WorkerRequestError | WorkerDiedError | TapeError):
-            return Finish("failed", str(error))
+            return Finish("failed", str(error), again=isinstance(error, WorkerDiedError))
         if isinstance(error, OSError) and error.errno in RESOURCES:
             return Finish("failed", said_of(error))
         said = f"{type(error).__name__}: {error} ({raised_at(error)})"
@@ -250,7 +253,8 @@ class JobProgram(Runnable):
             return finish
         if reason.startswith("StopIteration"):
             reason += "; batches must be endless: begin again where the data ends"
-        return Finish(finish.status, f"{reason}; traceback in {traceback}" if traceback else reason)
+        said = f"{reason}; traceback in {traceback}" if traceback else reason
+        return Finish(finish.status, said, finish.again)
 
     @asynccontextmanager
     async def open(self, hosted: HostedActor) -> AsyncIterator[OpenedActor | None]:
@@ -259,7 +263,8 @@ class JobProgram(Runnable):
         with closing(SharedMemory()) as arena:
             kept = kept_modules(folder, self.job.job.task)
             worker = self.job.worker_of(name)
-            async with open_worker(hosted.incarnation, arena, worker, kept=kept) as process:
+            opened = open_worker(hosted.incarnation, arena, worker, kept=kept, rank=self.rank)
+            async with opened as process:
                 arrays = ArrayTable(arena)
                 process.show_trace = partial(_show_trace, process.show_trace, hosted)
                 keep = await trio.to_thread.run_sync(self._open_keep, hosted)
@@ -284,6 +289,9 @@ class JobProgram(Runnable):
                 hosted.tell_source(own)
                 yield await self._opened(hosted, executor, arrays, prepared, keep)
                 assert hosted.finish is not None, "the actor has run"
+                if self.rank is not None:
+                    ended = hosted.finish
+                    await process.dismiss(final=ended.status != "left" and not ended.again)
                 if hosted.finish.status == "done" and name == self.lead:
                     with suppress(OSError):  # The job is done all the same.
                         keep.note_done()

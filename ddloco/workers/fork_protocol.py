@@ -21,6 +21,25 @@ SAID_CHARS_MAX = 600
 """Of a worker's last line: a message has room for it however it is encoded."""
 
 
+class Rank(Struct, frozen=True):
+    """One of the processes of a learner.
+
+    Attributes:
+        number: its number; 0 answers the actor's requests, and the others follow it.
+        of: how many there are.
+        coordinator: where rank 0 lets JAX's processes find each other, as HOST:PORT; empty if JAX
+            finds it in the environment of Slurm, Open MPI or Kubernetes.
+        stall_s: how long, in seconds, one of them may give no sign of life.
+        devices: the numbers of the GPUs that it uses on its host; empty for all.
+    """
+
+    number: int
+    of: int
+    coordinator: str
+    stall_s: float
+    devices: tuple[int, ...] = ()
+
+
 class Fork(Struct, frozen=True):
     """Asks for a worker. The descriptors that come with it are: the socket for messages about it,
     the socket for its requests, standard input if it may stop at a prompt, and an arena's files.
@@ -30,12 +49,14 @@ class Fork(Struct, frozen=True):
         shared: for each file of the arena, whether its descriptor comes along.
         kept: the modules that the run folder keeps; see ``kept_modules``.
         turns: the file by which workers take turns at the prompt; empty where none stops.
+        rank: which of a learner's processes it is; None if it is the only one.
     """
 
     name: str
     shared: tuple[bool, ...]
     kept: KeptModules | None = None
     turns: str = ""
+    rank: Rank | None = None
 
 
 class Began(Struct, frozen=True, tag=True):

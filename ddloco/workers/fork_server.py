@@ -188,8 +188,7 @@ def run_worker(fork: Fork, fds: list[int]) -> None:
         if fork.turns:
             os.dup2(fds.pop(0), 0)
         shared = [fds.pop(0) if each else -1 for each in fork.shared]
-        server.run(fork.name, link, shared, kept=fork.kept, turns=fork.turns, saying=saying)
-        code = 0
+        code = server.run(fork, link, shared, saying)
     except SystemExit as error:  # From user code.
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:  # noqa: BLE001, as the interpreter does for a program of its own

@@ -35,11 +35,15 @@ class ForkedWorker:
     Args:
         status: messages about it arrive here.
         server: the fork server.
+
+    Attributes:
+        code: its exit status, negative if a signal ended it; None before.
     """
 
     def __init__(self, status: socket.socket, server: "ForkServerProcess") -> None:
         self._status = trio.socket.from_stdlib_socket(status)
         self._server = server
+        self.code: int | None = None
         self._pid = 0
         self._ended = ""
         self._one_reads = trio.Lock()
@@ -72,6 +76,7 @@ class ForkedWorker:
                     case Began(pid):
                         self._pid = pid
                     case Ended(code, said):
+                        self.code = code
                         self._ended = _ending(code) + (f": {said}" if said else "")
                     case NotForked(reason):
                         self._ended = f"could not be forked: {reason}"

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
+from ddloco.workers.group import Group
 from ddloco.workers.parameters import named_leaves
 from ddloco.workers.task import TaskError
 
@@ -60,6 +61,10 @@ class OneDevice:
         """The initial parameters."""
         return init(key)
 
+    def everywhere(self) -> dict[str, Any]:
+        """The arguments of ``jax.jit`` for results that every device has."""
+        return {}
+
     def init(self, optimizer: Any, params: Any) -> Any:
         """The optimizer's first state."""
         return optimizer.init(params)
@@ -76,6 +81,16 @@ class OneDevice:
         """The shapes of parameters, optimizer's state and task's state, for a step that is compiled
         before they are there."""
         return trees
+
+    def put(self, view: Any, sharding: Sharding | None) -> Any:
+        """An array on its devices with the numbers in ``view``, whose memory is used again."""
+        del sharding
+        return jnp.array(view, copy=True)
+
+    def fetch(self, array: Any, out: Any) -> None:
+        """Copy an array from its devices into ``out``, a view of host memory."""
+        for place, numbers in shards_of(array):
+            out[place] = numbers
 
     def fingerprint(self) -> dict[str, str]:
         """What can change arithmetic: another division of a sum adds in another order."""
@@ -188,6 +203,10 @@ class OnMesh(OneDevice):
                 return jax.jit(init, out_shardings=self._params)(key)
         return jax.device_put(init(key), self._params)
 
+    def everywhere(self) -> dict[str, Any]:
+        """The arguments of ``jax.jit`` for results that every device has."""
+        return {"out_shardings": self._everywhere}
+
     def init(self, optimizer: Any, params: Any) -> Any:
         """The optimizer's first state, made where it belongs."""
         tree = jax.tree.structure(jax.eval_shape(optimizer.init, params))
@@ -208,7 +227,7 @@ class OnMesh(OneDevice):
             else jax.tree.map(lambda leaf: spec if np.ndim(leaf) else None, batch)
         )
         placed = iter(self._checked("batch_sharding", found, batch))
-        return jax.tree.map(lambda leaf: put(np.asarray(leaf), next(placed)), batch)
+        return jax.tree.map(lambda leaf: OnMesh.put(self, np.asarray(leaf), next(placed)), batch)
 
     def shapes(self, *trees: Any) -> tuple[Any, ...]:
         """The shapes, with their shardings."""
@@ -224,6 +243,11 @@ class OnMesh(OneDevice):
             for each in ((params, self._params), (opt_state, moments), (state, states))
         )
 
+    def put(self, view: Any, sharding: Sharding | None) -> Any:
+        """An array whose shards are copied from ``view`` one by one."""
+        assert sharding is not None, "on a mesh every array has one"
+        return jax.make_array_from_callback(view.shape, sharding, lambda at: view[at].copy())
+
     def fingerprint(self) -> dict[str, str]:
         """The mesh, and how many devices it has."""
         return {"mesh": f"{self._words}, {self.mesh.size} devices"}
@@ -232,13 +256,6 @@ class OnMesh(OneDevice):
 def _says(one: Any) -> bool:
     """Whether something says where an array lies."""
     return one is None or isinstance(one, PartitionSpec | NamedSharding)
-
-
-def put(view: Any, sharding: Sharding | None) -> Any:
-    """An array on its devices with the numbers in ``view``, whose memory will be used again."""
-    if sharding is None:
-        return jnp.array(view, copy=True)
-    return jax.make_array_from_callback(view.shape, sharding, lambda at: view[at].copy())
 
 
 Place = tuple[slice, ...]
@@ -265,7 +282,74 @@ def key_of(place: Any) -> Key:
     return tuple((each.start, each.stop) for each in place)
 
 
-def fetch(array: Any, out: Any) -> None:
-    """Copy an array from its devices into ``out``, a view of host memory."""
-    for place, numbers in shards_of(array):
-        out[place] = numbers
+class OnGroup(OnMesh):
+    """Arrays are divided among the devices of several processes.
+
+    Only rank 0 has the actor's memory: it sends each shard to the ranks that need it, and gets back
+    those that only they have.
+
+    Args:
+        axes: the mesh; if it is empty, batches are divided among all devices.
+        task: the task.
+        spec: its name in the job file, for messages.
+        group: the processes.
+
+    Raises:
+        TaskError: there are not so many devices.
+    """
+
+    def __init__(self, axes: Mapping[str, int], task: Any, spec: str, group: Group) -> None:
+        super().__init__(axes or {"data": len(jax.devices())}, task, spec)
+        self._group = group
+
+    def put(self, view: Any, sharding: Sharding | None) -> Any:
+        """An array with the numbers that rank 0 has in ``view``."""
+        assert sharding is not None, "on a mesh every array has one"
+        own: dict[Key, Any] = {}
+        for key, place, ranks in _owners(view.shape, sharding):
+            if self._group.rank.number == 0:
+                numbers = view[place].copy()
+                for rank in ranks - {0}:
+                    self._group.send(rank, numbers)
+            elif self._group.rank.number in ranks:
+                shape = sharding.shard_shape(view.shape)
+                numbers = self._group.receive(0, shape, view.dtype)
+            else:
+                continue
+            if self._group.rank.number in ranks:
+                own[key] = numbers
+        return jax.make_array_from_callback(view.shape, sharding, lambda at: own[key_of(at)])
+
+    def fetch(self, array: Any, out: Any) -> None:
+        """Copy an array into ``out`` of rank 0; a shard comes from the first rank that has it."""
+        if not isinstance(array, jax.Array):
+            out[...] = array
+            return
+        here = {key_of(shard.index): shard.data for shard in array.addressable_shards}
+        for key, place, ranks in _owners(array.shape, array.sharding):
+            first = min(ranks)
+            if self._group.rank.number == first:
+                numbers = np.asarray(here[key])
+                if first:
+                    self._group.send(0, numbers)
+            elif self._group.rank.number == 0:
+                shape = array.sharding.shard_shape(array.shape)
+                numbers = self._group.receive(first, shape, out.dtype)
+            else:
+                continue
+            if self._group.rank.number == 0:
+                out[place] = numbers
+
+    def fingerprint(self) -> dict[str, str]:
+        """The mesh, and among how many processes it is divided."""
+        (said,) = super().fingerprint().values()
+        return {"mesh": f"{said} of {self._group.rank.of} processes"}
+
+
+def _owners(shape: tuple[int, ...], sharding: Sharding) -> list[tuple[Key, Place, set[int]]]:
+    """Each place of an array of this shape, with the ranks that have it on their devices; in the
+    same order on every rank."""
+    found: dict[Key, tuple[Place, set[int]]] = {}
+    for device, place in sharding.devices_indices_map(shape).items():
+        found.setdefault(key_of(place), (place or (), set()))[1].add(device.process_index)
+    return [(key, place, ranks) for key, (place, ranks) in found.items()]

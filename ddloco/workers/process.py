@@ -1,11 +1,12 @@
 """The actor's side of a JAX worker process: starting it and sending it requests."""
 
 import contextlib
+import math
 import os
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,14 @@ from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.process.entry_point import KeptModules
 from ddloco.workers import rpc
 from ddloco.workers.environment import worker_environment
-from ddloco.workers.fork_protocol import Fork
-from ddloco.workers.forking import ForkedWorker, open_fork_server
+from ddloco.workers.fork_protocol import Fork, Rank
+from ddloco.workers.forking import ForkedWorker, ForkServerProcess, open_fork_server
+from ddloco.workers.ranks import local_ranks
 
 T = TypeVar("T")
+
+DISMISS_S_MAX = 8.0
+"""How long, in seconds, the other processes of a learner may take to end in good order."""
 
 EXIT_S_MAX = 5.0
 """How long, in seconds, to wait for the exit status of a worker whose socket has closed."""
@@ -80,10 +85,27 @@ class _Request:
 
 
 class WorkerProcess:
-    """One worker; it answers requests in order, one at a time."""
+    """One worker; it answers requests in order, one at a time.
 
-    def __init__(self, process: ForkedWorker, link: socket.socket) -> None:
+    Args:
+        process: its process; if it has several, that of rank 0.
+        link: its socket for requests.
+        others: those of the other ranks that are on this host.
+        stall_s: how long one of several may give no sign of life, in seconds.
+    """
+
+    def __init__(
+        self,
+        process: ForkedWorker,
+        link: socket.socket,
+        others: Sequence[ForkedWorker] = (),
+        stall_s: float = math.inf,
+    ) -> None:
         self._process = process
+        self._others = others
+        self._stall_s = stall_s
+        self._tells_of_life = False
+        """Whether it has told so once: then it does again and again."""
         self._socket = link
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(link))
         self.show_trace: Callable[[rpc.Failed], None] = _print_trace
@@ -137,7 +159,7 @@ class WorkerProcess:
                 with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                     await self._stream.send_all(entry.unsent)
                 entry.unsent = b""
-            answer = rpc.decode_answer(await self._read())
+            answer = await self._read()
         except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
             raise WorkerDiedError(f"worker process ended, {await self._status()}") from None
         finally:
@@ -158,14 +180,29 @@ class WorkerProcess:
         (coming,) = self.ask(request)
         return _Coming(partial(_fitting, coming, answer_type))
 
-    async def _read(self) -> bytes:
-        """Read one whole message; what follows it belongs to the next answer."""
-        await self._receive(rpc.LENGTH_BYTES)
-        end = rpc.LENGTH_BYTES + int.from_bytes(self._received[: rpc.LENGTH_BYTES], "little")
-        await self._receive(end)
-        message = bytes(self._received[rpc.LENGTH_BYTES : end])
-        del self._received[:end]
-        return message
+    async def _read(self) -> rpc.Answer:
+        """Read the next answer; what follows it belongs to the one after.
+
+        Raises:
+            EOFError: the process has closed the socket.
+            WorkerDiedError: it gave no sign of life for too long.
+        """
+        while True:
+            try:
+                with trio.fail_after(self._stall_s if self._tells_of_life else math.inf):
+                    await self._receive(rpc.LENGTH_BYTES)
+                    start = rpc.LENGTH_BYTES
+                    end = start + int.from_bytes(self._received[:start], "little")
+                    await self._receive(end)
+            except trio.TooSlowError:
+                self._process.kill()
+                said = f"worker process gave no sign of life for {self._stall_s:g} s"
+                raise WorkerDiedError(said) from None
+            answer = rpc.decode_answer(self._received[start:end])
+            del self._received[:end]
+            if not isinstance(answer, rpc.Alive):
+                return answer
+            self._tells_of_life = True
 
     async def _receive(self, nbytes: int) -> None:
         """Wait until so many bytes have been received."""
@@ -180,13 +217,24 @@ class WorkerProcess:
             return await self._process.wait()
         return "and does not exit"
 
+    async def dismiss(self, *, final: bool) -> None:
+        """Have the processes on other hosts end in good order.
+
+        Args:
+            final: whether for good, and not for another incarnation.
+        """
+        with trio.move_on_after(DISMISS_S_MAX), contextlib.suppress(WorkerDiedError):
+            await self.expect(rpc.Dismiss(final), rpc.Ready)
+
     async def aclose(self) -> None:
         """Kill the process and wait for its end; it has nothing to save, and JAX exits slowly."""
         with trio.CancelScope(shield=True):
             await trio.aclose_forcefully(self._stream)
-            self._process.kill()
-            await self._process.wait()
-            self._process.close()
+            for each in (self._process, *self._others):
+                each.kill()
+            for each in (self._process, *self._others):
+                await each.wait()
+                each.close()
 
 
 def _print_trace(failed: rpc.Failed) -> None:
@@ -203,32 +251,91 @@ async def open_worker(
     kept: KeptModules | None = None,
     *,
     turns: Path | None = None,
+    rank: Rank | None = None,
 ) -> AsyncIterator[WorkerProcess]:
-    """Open a worker process with the environment that ``worker`` describes; killed on exit.
+    """Open a worker with the environment that ``worker`` describes; killed on exit.
+
+    If it has several processes, all are started here, unless ``rank`` says that the others are
+    started elsewhere.
 
     Args:
         name: the actor's name, shown in the system's list of processes.
         arena: its shared memory.
-        worker: threads and environment, from the job file.
+        worker: threads, environment and number of processes, from the job file.
         recorded: for a replay, the environment in the tape's fingerprint.
         kept: the modules that the run folder keeps; see ``kept_modules``.
         turns: the file by which workers take turns at the terminal, where the task's own
             ``breakpoint()`` opens a debugger; None where it does not.
+        rank: rank 0, and where it meets the others.
     """
     env = worker_environment(os.environ, worker, recorded)
+    ranks = [rank] if rank is not None else local_ranks(worker)
     async with open_fork_server(env) as server:
-        ours, theirs = socket.socketpair()
         shared = arena.filenos()
-        request = Fork(
-            name,
-            tuple(each >= 0 for each in shared),
-            kept,
-            str(turns) if turns is not None else "",
-        )
-        with theirs:
-            forked = server.fork(request, theirs, [each for each in shared if each >= 0])
-        opened = WorkerProcess(forked, ours)
+        at_prompt = str(turns) if turns is not None else ""
+        fork = Fork(name, tuple(each >= 0 for each in shared), kept, at_prompt, ranks[0])
+        forked, link = _forked(server, fork, [each for each in shared if each >= 0])
+        others = [_forked(server, Fork(name, (), kept, rank=each), ()) for each in ranks[1:]]
+        stall_s = worker.stall_s if ranks[0] is not None else math.inf
+        opened = WorkerProcess(forked, link, [each for each, _ in others], stall_s)
         try:
             yield opened
         finally:
             await opened.aclose()
+            for _, each in others:
+                each.close()
+
+
+async def run_other_rank(name: str, worker: Worker, rank: Rank) -> tuple[int | None, str]:
+    """Run a process that follows the rank 0 of a learner, which is elsewhere; killed if this is
+    cancelled, or if it gives no sign of life.
+
+    Args:
+        name: shown in the system's list of processes.
+        worker: threads and environment.
+        rank: which one it is, and where it meets the others.
+
+    Returns:
+        its exit status, and how it ended in words.
+    """
+    async with open_fork_server(worker_environment(os.environ, worker)) as server:
+        forked, link = _forked(server, Fork(name, (), rank=rank), ())
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(link))
+        stuck = ended = ""
+        try:
+            if await _ends_by_itself(stream, worker.stall_s):
+                with trio.move_on_after(EXIT_S_MAX):
+                    await forked.wait()
+            else:
+                stuck = f"no sign of life for {worker.stall_s:g} s, "
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(stream)
+                forked.kill()
+                ended = await forked.wait()
+                forked.close()
+        return forked.code, stuck + ended
+
+
+async def _ends_by_itself(stream: trio.SocketStream, stall_s: float) -> bool:
+    """Wait until a process has ended, or has given no sign of life for too long after it once
+    did."""
+    most_s = math.inf
+    with contextlib.suppress(trio.BrokenResourceError):
+        while True:
+            with trio.move_on_after(most_s) as scope:
+                if not await stream.receive_some(rpc.READ_BYTES):
+                    return True
+            if scope.cancelled_caught:
+                return False
+            most_s = stall_s
+    return True
+
+
+def _forked(
+    server: ForkServerProcess, fork: Fork, shared: Sequence[int]
+) -> tuple[ForkedWorker, socket.socket]:
+    """A worker, and the actor's end of the socket for its requests."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        return server.fork(fork, theirs, shared), ours

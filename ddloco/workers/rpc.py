@@ -42,7 +42,8 @@ class WorkerMessage(Struct, frozen=True, tag=True):
 class Prepare(WorkerMessage, frozen=True):
     """Import the task, determine its parameters' shapes, and report them with the fingerprint. A
     syncer has no ``shard``, and opens no stream of batches. The job has ``steps`` global steps.
-    ``mesh`` is the number of devices along each axis; empty for one device."""
+    ``mesh`` is the number of devices along each axis; empty for one device, or for all devices of
+    several processes."""
 
     task: str
     options: dict[str, Any]
@@ -229,6 +230,16 @@ class Scored(WorkerMessage, frozen=True):
     metrics: dict[str, float] = {}
 
 
+class Dismiss(WorkerMessage, frozen=True):
+    """End, together with the other processes of the learner; ``final`` if for good."""
+
+    final: bool
+
+
+class Alive(WorkerMessage, frozen=True):
+    """Not an answer: a worker of several processes says that it works, once a second."""
+
+
 class Failed(WorkerMessage, frozen=True):
     """The request failed, because of the task or of the worker. ``trace`` is the traceback within
     user code, for display, and ``full`` all of it, for a file; they are not written to a tape."""
@@ -253,8 +264,9 @@ Request = (
     | Update
     | TrainTogether
     | Score
+    | Dismiss
 )
-Answer = Prepared | Laid | Installed | Ready | Trained | Copied | Scored | Failed
+Answer = Prepared | Laid | Installed | Ready | Trained | Copied | Scored | Failed | Alive
 
 encode = Encoder().encode
 decode_request = Decoder(Request).decode
@@ -265,6 +277,19 @@ def framed(message: WorkerMessage) -> bytes:
     """A message with its length in front."""
     body = encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def receive_into(link: socket.socket, room: memoryview) -> bool:
+    """Fill ``room`` with bytes from a socket; returns False if it closes before that."""
+    while room:
+        try:
+            found = link.recv_into(room)
+        except OSError:
+            return False
+        if not found:
+            return False
+        room = room[found:]
+    return True
 
 
 class RequestReader:
@@ -292,6 +317,14 @@ class RequestReader:
         request = decode_request(self._received[start:stop])
         del self._received[:stop]
         return request
+
+    def receive_into(self, room: memoryview) -> bool:
+        """Fill ``room`` with the bytes that follow a request; returns False if the socket closes
+        before that."""
+        known = min(len(self._received), len(room))
+        room[:known] = self._received[:known]
+        del self._received[:known]
+        return receive_into(self._link, room[known:])
 
     def _receive(self, nbytes: int) -> bool:
         """Wait until so many bytes are there; returns False if the socket closes before that."""

@@ -8,6 +8,7 @@ only one that imports it.
 
 import contextlib
 import math
+import mmap
 import os
 import random
 import signal
@@ -18,7 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +32,14 @@ from ddloco.job.protocol.fragment_plan import STATE, FragmentPlan, Leaf
 from ddloco.job.protocol.state_layout import Moments
 from ddloco.job.protocol.work import FromShard
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView
-from ddloco.stage.process.entry_point import KeptFinder, KeptModules, look_here_first
+from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
+from ddloco.stage.process.entry_point import KeptFinder, look_here_first
 from ddloco.workers import breakpoints, rpc
 from ddloco.workers.data_stream import DataStream, ShardStream, pack_cursor, unpack_cursor
 from ddloco.workers.devices import fingerprint, keep_compiled_programs, open_devices
 from ddloco.workers.first_step import Named, SavedTree, difference, digests
+from ddloco.workers.fork_protocol import Fork, Rank
+from ddloco.workers.group import Group, open_group
 from ddloco.workers.inner_optimizer import (
     count_places,
     counts_at,
@@ -44,7 +48,7 @@ from ddloco.workers.inner_optimizer import (
     with_counts,
 )
 from ddloco.workers.parameters import shapes_and_names
-from ddloco.workers.placement import OneDevice, OnMesh, fetch, put
+from ddloco.workers.placement import OneDevice, OnGroup, OnMesh
 from ddloco.workers.schedules import GLOBAL_STEP, with_extra_arguments, with_schedule
 from ddloco.workers.task import TaskError, load_task
 from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
@@ -68,9 +72,15 @@ class Trainer:
     """The task's parameters, optimizer state and data, and the operations on them."""
 
     def __init__(
-        self, arena: ArenaView, *, compiles_ahead: bool = True, saying: int | None = None
+        self,
+        arena: "ArenaView | OtherArena",
+        *,
+        compiles_ahead: bool = True,
+        saying: int | None = None,
+        group: Group | None = None,
     ) -> None:
         self._arena = arena
+        self._group = group
         self._saying = saying
         """Where standard error goes while the devices are opened; see ``open_devices``."""
         self._compiles_ahead = compiles_ahead
@@ -141,6 +151,8 @@ class Trainer:
                     self._begin_state()
                     self._take_in(self._read_in(source))
                 return self._score()
+            case rpc.Dismiss():
+                return rpc.Ready()
 
     def _prepare(self, request: rpc.Prepare) -> rpc.Prepared:
         self._name = request.task
@@ -154,7 +166,11 @@ class Trainer:
         self._seed = request.seed
         self._shard = request.shard
         mesh = request.mesh
-        self._placement = OnMesh(mesh, task, request.task) if mesh else OneDevice()
+        self._loss = TaskLoss(task, request.task, request.seed)
+        if self._group is not None:
+            self._placement = OnGroup(mesh, task, request.task, self._group)
+        else:
+            self._placement = OnMesh(mesh, task, request.task) if mesh else OneDevice()
         self._params, names = shapes_and_names(task.init, self._seed)
         begin = getattr(task, "init_state", None)
         self._state = shapes_and_names(begin, self._seed)[0] if begin is not None else None
@@ -168,7 +184,6 @@ class Trainer:
             Leaf(name, tuple(leaf.shape), np.dtype(leaf.dtype).name)
             for name, leaf in zip(self._names, self._leaves(), strict=True)
         )
-        self._loss = TaskLoss(task, request.task, request.seed)
         self._stream = partial(task.batches, shards=request.shards, seed=request.seed)
         if request.shard is not None:
             self._turn = request.shard
@@ -183,7 +198,8 @@ class Trainer:
             self._step, donate_argnums=(0, 1, 2), **self._placement.results(self._opt_shapes, 3)
         )
         self._programs: Callable[[], int] = self._update._cache_size
-        self._sums = jax.jit(partial(tensor_sums, divided=bool(mesh)))
+        everywhere = self._placement.everywhere()
+        self._sums = jax.jit(partial(tensor_sums, divided=bool(everywhere)), **everywhere)
         found = {**fingerprint(), **self._placement.fingerprint()}
         return rpc.Prepared(leaves, found, sources_of(request.task.partition(":")[0]))
 
@@ -216,7 +232,7 @@ class Trainer:
         state = Pieces(regions)
         params = self._read_leaves(state)
         views = zip(self._moments.read(state), self._placement.moments, strict=True)
-        leaves = [put(view, sharding) for view, sharding in views]
+        leaves = [self._placement.put(view, sharding) for view, sharding in views]
         numbers = (*params, *leaves)
         sound = own is not None or all(bool(jnp.isfinite(leaf).all()) for leaf in numbers)
         if not sound:
@@ -604,7 +620,7 @@ class Trainer:
 
     def _fill_in(self, leaves: list[Any], fragment: int, data: Bytes | Pieces, at: int = 0) -> None:
         for index, view in self._views(fragment, data, at):
-            leaves[index] = put(view, self._placement.leaves[index])
+            leaves[index] = self._placement.put(view, self._placement.leaves[index])
 
     def _read_in(self, span: rpc.Span) -> list[Any]:
         """Read everything that is in fragments: of a model or of a gradient."""
@@ -627,7 +643,7 @@ class Trainer:
         """Write the optimizer's state, and what is local in the task's, to their places."""
         own = [*jax.tree.leaves(self._opt_state), *self._layout.local_of(self._state)]
         for leaf, view in zip(own, self._moments.read(out), strict=True):
-            fetch(leaf, view)
+            self._placement.fetch(leaf, view)
         self._moments.clear_padding(out)
 
     def _copy_fragment(self, leaves: list[Any], fragment: int, out: Bytes) -> None:
@@ -635,7 +651,7 @@ class Trainer:
         plan = self._laid
         begin = plan.fragment_slice(fragment)[0]
         for index, view in self._views(fragment, out):
-            fetch(leaves[index], view)
+            self._placement.fetch(leaves[index], view)
         for index, leaf in enumerate(plan.fragments[fragment]):
             end = plan.tensor_offset(fragment, index) + leaf.nbytes - begin
             out[end : aligned(end)] = 0
@@ -691,15 +707,83 @@ def _is_users(frame: traceback.FrameSummary) -> bool:
     return not ours and not installed and not path.is_relative_to(Path(os.__file__).parent)
 
 
+class OtherArena:
+    """In place of the actor's memory, for a rank that does not see it: pages that are never used,
+    for the shapes of what rank 0 has there."""
+
+    def region(self, offset: int, nbytes: int) -> Bytes:
+        """As many bytes, somewhere."""
+        del offset
+        return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+
+
+def fulfilled(trainer: Trainer, request: rpc.Request) -> rpc.Answer:
+    """The answer to a request; what a task raises is an answer, too."""
+    try:
+        return trainer.answer(request)
+    except Exception as error:  # noqa: BLE001, reported to the actor, whatever a task raises
+        return failure(error)
+
+
 def serve(link: socket.socket, trainer: Trainer) -> None:
     """Answer requests until the actor closes the socket."""
     requests = rpc.RequestReader(link)
     while (request := requests.next()) is not None:
-        try:
-            answer = trainer.answer(request)
-        except Exception as error:  # noqa: BLE001, reported to the actor, whatever a task raises
-            answer = failure(error)
-        link.sendall(rpc.framed(answer))
+        link.sendall(rpc.framed(fulfilled(trainer, request)))
+
+
+def serve_as_first(own: "OwnProcess", trainer: Trainer, group: Group) -> None:
+    """Answer requests as rank 0 of several."""
+    requests = rpc.RequestReader(own.link)
+    while (request := requests.next()) is not None:
+        group.tell(request)
+        if isinstance(request, rpc.Dismiss):
+            group.dismiss()
+            own.send(rpc.Ready())
+            return
+        answer = fulfilled(trainer, request)
+        group.done(answer)
+        if isinstance(answer, rpc.Failed):
+            group.settle()
+        own.send(answer)
+
+
+def serve_as_other(trainer: Trainer, group: Group) -> int:
+    """Fulfil the requests that rank 0 fulfils, until it says to end; returns the exit status."""
+    while True:
+        request = group.next()
+        if isinstance(request, rpc.Dismiss):
+            return HELD if request.final else AGAIN
+        group.done(fulfilled(trainer, request))
+
+
+class OwnProcess:
+    """This process, as one of several of a learner.
+
+    Args:
+        link: to the actor.
+        saying: see ``open_devices``; why the process ends is written there, too.
+    """
+
+    def __init__(self, link: socket.socket, saying: int) -> None:
+        self.link = link
+        self.saying = saying
+        self._lock = threading.Lock()
+
+    def send(self, answer: rpc.Answer) -> None:
+        """Send the actor an answer."""
+        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.link.sendall(rpc.framed(answer))
+
+    def alive(self) -> None:
+        """Tell the actor that this process works, unless it reads nothing now."""
+        with self._lock, contextlib.suppress(OSError):
+            self.link.send(rpc.framed(rpc.Alive()), socket.MSG_DONTWAIT)
+
+    def die(self, said: str, code: int = AGAIN) -> NoReturn:
+        """End at once: JAX would wait for the other processes."""
+        os.pwrite(self.saying, said.encode() + b"\n", 0)
+        os._exit(code)
 
 
 def leave_signals_to_parent() -> None:
@@ -716,31 +800,41 @@ def leave_signals_to_parent() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
-def run(
-    name: str,
-    link: socket.socket,
-    shared: Sequence[int],
-    *,
-    kept: KeptModules | None,
-    turns: str,
-    saying: int,
-) -> None:
-    """Be an actor's worker in this process, until the actor closes the socket.
+def run(fork: Fork, link: socket.socket, shared: Sequence[int], saying: int) -> int:
+    """Be an actor's worker in this process, until the actor closes the socket; returns the exit
+    status.
 
     Args:
-        name: the actor's incarnation.
+        fork: what the actor asked for.
         link: requests come and answers go here.
         shared: the descriptors of the actor's arena; -1 for a file that could not be created.
-        kept: the modules that the run folder keeps; see ``kept_modules``.
-        turns: see ``breakpoints.install``.
         saying: see ``open_devices``.
     """
     leave_signals_to_parent()
-    breakpoints.install(name, turns)
+    breakpoints.install(fork.name, fork.turns)
     look_here_first(Path.cwd())
-    if kept is not None:
-        KeptFinder(kept).install()
+    if fork.kept is not None:
+        KeptFinder(fork.kept).install()
+    if fork.rank is not None:
+        return _serve_together(fork.rank, OwnProcess(link, saying), shared)
+    trainer = Trainer(ArenaView(shared), compiles_ahead=not fork.turns, saying=saying)
     # If the actor has ended, the answer is not needed.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         # A debugger is to open in a step, not before there is one.
-        serve(link, Trainer(ArenaView(shared), compiles_ahead=not turns, saying=saying))
+        serve(link, trainer)
+    return HELD
+
+
+def _serve_together(rank: Rank, own: OwnProcess, shared: Sequence[int]) -> int:
+    try:
+        group = open_group(rank, own.saying, own)
+    except (OSError, RuntimeError) as error:
+        said = f"rank {rank.number} of {rank.of}: cannot meet the others at "
+        own.die(f"{said}{rank.coordinator or 'the place that JAX finds'}: {error}", FOUND)
+    # What is compiled ahead, in a thread, might meet the computations of other ranks.
+    if rank.number:
+        return serve_as_other(Trainer(OtherArena(), compiles_ahead=False, group=group), group)
+    trainer = Trainer(ArenaView(shared), compiles_ahead=False, group=group)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        serve_as_first(own, trainer, group)
+    return HELD

@@ -52,6 +52,19 @@ def test_it_learns_and_replays(run):
     assert "identical" in said
 
 
+def test_learners_of_two_processes_replay(tmp_path):
+    """The quickstart, smaller, with two learners of two processes; the group is started again."""
+    more = ["--set=job.learners=2", "--set=task.size=tiny", "--set=worker.processes=2"]
+    folder = tmp_path / "run"
+    code, said = ddloco("run", "examples/quickstart.toml", "--dir", folder, STEPS, *more)
+    assert code == 0, said
+    found = losses(folder)
+    assert found[-1] < found[0]
+    code, said = ddloco("replay", folder)
+    assert code == 0, said
+    assert "identical" in said
+
+
 def test_a_replay_without_the_devices_says_what_is_missing(run):
     """The number of devices is in the tape's environment; here that is not believed."""
     text = (ROOT / "examples" / "mesh.toml").read_text()

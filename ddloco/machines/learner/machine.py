@@ -229,7 +229,8 @@ class Learner(OwnMachine):
                 status: Status = "left" if again else "bad-input"
                 return self._finish(status, f"{peer} refuses this learner: {reason}")
             case WorkFailed(_, kind, reason):
-                return self._finish("bad-input" if kind == "task" else "failed", reason)
+                died = kind == "worker"
+                return self._finish("failed" if died else "bad-input", reason, again=died)
             case StopRequested(reason):
                 return self._stop(reason)
             case LeaveRequested(reason):
@@ -589,7 +590,7 @@ class Learner(OwnMachine):
         last = self._report() if self._shares_data else []
         return [*last, *self._finish(status, self.stopping or "done")]
 
-    def _finish(self, status: Status, reason: str) -> list[Effect]:
+    def _finish(self, status: Status, reason: str, *, again: bool = False) -> list[Effect]:
         syncers = self.job.syncer_names()
         self.linked = dict.fromkeys(syncers, False)
-        return [*(Hangup(syncer, reason) for syncer in syncers), Finish(status, reason)]
+        return [*(Hangup(syncer, reason) for syncer in syncers), Finish(status, reason, again)]

@@ -117,7 +117,9 @@ class Observe(Effect, frozen=True):
 
 
 class Finish(Effect, frozen=True):
-    """End the actor; it handles no event after this."""
+    """End the actor; it handles no event after this. ``again``: what failed was the machine, so the
+    process should be started again."""
 
     status: Status
     reason: str
+    again: bool = False

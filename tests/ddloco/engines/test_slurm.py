@@ -115,6 +115,17 @@ def test_what_is_final_and_what_is_started_again(launched, tmp_path, code):
     assert "--name learner-3 " in (tmp_path / "srun").read_text()
 
 
+def test_a_learner_of_several_processes_has_as_many_nodes(launched):
+    """They end together, so that the next incarnation begins with all; syncers have one node."""
+    _, text, _ = launched("--on", "slurm", "--set=worker.processes=4")
+    (_, syncer), (_, learner) = scripts(text)
+    told = directives(learner)
+    assert (told["--nodes"], told["--ntasks"], told["--ntasks-per-node"]) == ("4", "4", "1")
+    assert directives(syncer)["--nodes"] == "1"
+    assert "srun --kill-on-bad-exit=1 " in learner
+    assert "srun --kill-on-bad-exit=0 " in syncer
+
+
 def test_scaling_names_only_what_changes(launched):
     """More learners are a further array; fewer are those with the highest numbers."""
     _, more, _ = launched("--on", "slurm", "--learners", "3", "--scale", "6")
@@ -139,6 +150,11 @@ def test_scaling_names_only_what_changes(launched):
         ([], "[launch.slurm]\npartition = 3", "launch.slurm"),
         ([], "[launch]\nslurn = {}", "slurn"),
         (["--set=launch.slurm.sbatch=3"], "", "launch.slurm.sbatch"),
+        (
+            ["--set=learner.learner-1.processes=2"],
+            "",
+            "learner.learner-1.processes: 2, others have 1; on Slurm",
+        ),
     ],
 )
 def test_bad_input_is_one_line(launched, words, job, said):

@@ -1,0 +1,434 @@
+"""The processes of one learner, usually one on each of its hosts. It needs jax.
+
+Rank 0 answers the actor's requests. It sends each request to the other ranks, which follow it in
+the same order, so that all enter the same computations; and it is the only one that sees the
+actor's memory, so it sends them what they need of it, shard by shard, and gets back what only they
+have. The others' answers are not waited for.
+
+A learner is one failure domain: if a rank ends, or gives no sign of life, all end at once.
+"""
+
+import os
+import secrets
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
+
+import jax
+import msgspec
+import numpy as np
+from jax.experimental import multihost_utils
+
+from ddloco.workers import rpc
+from ddloco.workers.devices import open_devices
+from ddloco.workers.fork_protocol import Rank
+
+BEAT_S = 1.0
+"""Interval, in seconds, of signs of life."""
+
+MEET_S_MAX = 300
+"""How long, in seconds, a rank waits for the others at the beginning; JAX's own default."""
+
+ALONE_S = 5.0
+"""How long, in seconds, the other ranks may go on after one could not fulfil a request. If the
+request was at fault, rank 0 could not do it either, and tells the actor so."""
+
+LEAVE_S_MAX = 5.0
+"""How long, in seconds, rank 0 waits for the others to end when they are dismissed."""
+
+TRY_S = 2.0
+"""How long, in seconds, one attempt to reach rank 0 may take."""
+
+LOOK_S = 0.05
+"""Interval, in seconds, at which is looked for what another thread does."""
+
+HELLO_S_MAX = 10.0
+"""How long, in seconds, who connects to rank 0 may take to say who it is."""
+
+TOKEN_BYTES = 16
+PLACE_BYTES = 512
+"""Room for where rank 0 listens: a host name, a port and a token."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a rank tells rank 0 about a request.
+
+    Attributes:
+        number: the request's number.
+        batch: the digest of the batch that it drew, if it was a step.
+        failed: why it could not fulfil it.
+    """
+
+    number: int
+    batch: bytes = b""
+    failed: str = ""
+
+
+class OwnProcess(Protocol):
+    """What a rank may do with its process."""
+
+    def die(self, said: str) -> NoReturn:
+        """End at once, and say why."""
+        ...
+
+    def alive(self) -> None:
+        """Tell the actor that the process works. Called twice a second."""
+        ...
+
+
+@dataclass(frozen=True)
+class Links:
+    """Connected sockets, by the other end's rank.
+
+    Attributes:
+        requests: for requests and arrays.
+        beats: for signs of life and outcomes.
+        hosts: the names of their hosts.
+    """
+
+    requests: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket])
+    beats: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket])
+    hosts: dict[int, str] = field(default_factory=dict[int, str])
+
+    def add(self, hello: "Hello", link: socket.socket) -> None:
+        """Add the link that begins with ``hello``."""
+        link.settimeout(None)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        (self.beats if hello.beats else self.requests)[hello.number] = link
+        self.hosts[hello.number] = hello.host
+
+
+class Group:
+    """The links of one rank to the others.
+
+    Args:
+        rank: which one it is.
+        links: rank 0's to each other rank, or another rank's to rank 0.
+        process: what it may do with the process that it is in.
+    """
+
+    def __init__(self, rank: Rank, links: "Links", process: "OwnProcess") -> None:
+        self.rank = rank
+        self._links = links.requests
+        self._requests = rpc.RequestReader(links.requests[0]) if rank.number else None
+        self._number = 0
+        """The number of the newest request."""
+        self._watch = _Watch(rank, links, process)
+
+    def tell(self, request: rpc.Request) -> None:
+        """Send a request to all other ranks."""
+        self._number += 1
+        framed = rpc.framed(request)
+        for link in self._links.values():
+            self._send(link, framed)
+
+    def next(self) -> rpc.Request:
+        """Wait for rank 0's next request."""
+        assert self._requests is not None, "rank 0 has the actor's"
+        self._number += 1
+        found = self._requests.next()
+        return found if found is not None else self._ended()
+
+    def send(self, rank: int, array: Any) -> None:
+        """Send an array's bytes to a rank."""
+        self._send(self._links[rank], _bytes_of(np.ascontiguousarray(array)))
+
+    def receive(self, rank: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Receive an array's bytes from a rank."""
+        array = np.empty(shape, dtype)
+        room = memoryview(_bytes_of(array))
+        if self._requests is not None:
+            whole = self._requests.receive_into(room)
+        else:
+            whole = rpc.receive_into(self._links[rank], room)
+        return array if whole else self._ended()
+
+    def done(self, answer: rpc.Answer) -> None:
+        """Tell the outcome of the newest request."""
+        failed = answer.reason if isinstance(answer, rpc.Failed) else ""
+        batch = answer.batch if isinstance(answer, rpc.Trained) else b""
+        self._watch.tell(Outcome(self._number, batch, failed))
+
+    def settle(self) -> None:
+        """Wait until it is clear whether a request failed on every rank, or because one was lost:
+        then this does not return."""
+        self._watch.wait_for_all(self._number)
+
+    def dismiss(self) -> None:
+        """Wait until the other ranks have ended, which have been told so."""
+        self._watch.wait_for_ends()
+
+    def _send(self, link: socket.socket, data: Any) -> None:
+        try:
+            link.sendall(data)
+        except OSError:
+            self._ended()
+
+    def _ended(self) -> NoReturn:
+        """A link is closed: the thread that watches finds out whose, and ends this process."""
+        time.sleep(self.rank.stall_s)
+        self._watch.die("another process of this learner ended")
+        raise AssertionError("it ended this process")
+
+
+class _Watch:
+    """Exchanges signs of life and outcomes with the other ranks, in a thread of its own."""
+
+    def __init__(self, rank: Rank, links: "Links", process: "OwnProcess") -> None:
+        self.die = process.die
+        self._rank = rank
+        self._beats = beats = dict(links.beats)
+        self._hosts = links.hosts
+        self._alive = process.alive
+        self._selector = selectors.DefaultSelector()
+        for number, link in beats.items():
+            self._selector.register(link, selectors.EVENT_READ, number)
+        self._received = {number: bytearray() for number in beats}
+        self._heard_at = dict.fromkeys(beats, time.monotonic())
+        self._heard = dict.fromkeys(beats, 0)
+        """By rank, the number of the newest request of which it has told the outcome."""
+        self._own: dict[int, Outcome] = {}
+        """Rank 0's outcomes that not all others have told, by number."""
+        self._open: list[tuple[float, int, Outcome]] = []
+        """When, and by which rank, an outcome was told that rank 0 has not compared yet."""
+        self._ending = False
+        self._lock = threading.Lock()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    # For the main thread.
+
+    def tell(self, outcome: Outcome) -> None:
+        """Tell rank 0 an outcome; rank 0 notes its own."""
+        with self._lock:
+            if self._rank.number:
+                self._send(self._beats[0], outcome)
+            else:
+                self._own[outcome.number] = outcome
+
+    def wait_for_all(self, number: int) -> None:
+        """Wait until the other ranks have told their outcome, but not for one that cannot."""
+        self._wait(lambda: min(self._heard.values()) >= number, ALONE_S)
+
+    def wait_for_ends(self) -> None:
+        """Wait until the other ranks have ended, which is as it should be."""
+        self._ending = True
+        self._wait(lambda: not self._beats, LEAVE_S_MAX)
+
+    def _wait(self, over: Callable[[], bool], most_s: float) -> None:
+        until = time.monotonic() + most_s
+        while not over() and time.monotonic() < until:
+            time.sleep(LOOK_S)
+
+    # In the thread.
+
+    def _run(self) -> None:
+        beat_at = 0.0
+        while True:
+            for key, _ in self._selector.select(LOOK_S if self._open else BEAT_S):
+                self._read(key.data)
+            now = time.monotonic()
+            for number in self._beats:
+                silent_s = now - self._heard_at[number]
+                if silent_s > self._rank.stall_s and not self._ending:
+                    self.die(f"{self._name(number)} gave no sign of life for {silent_s:.0f} s")
+            self._compare(now)
+            if now >= beat_at + BEAT_S / 2:
+                beat_at = now
+                self._alive()
+                with self._lock:
+                    for link in self._beats.values():
+                        self._send(link, None)
+
+    def _read(self, number: int) -> None:
+        link, received = self._beats[number], self._received[number]
+        try:
+            found = link.recv(rpc.READ_BYTES)
+        except OSError:
+            found = b""
+        if not found:
+            if not self._ending:
+                self.die(f"{self._name(number)} ended")
+            self._selector.unregister(link)
+            del self._beats[number]
+            return
+        self._heard_at[number] = time.monotonic()
+        received += found
+        start = rpc.LENGTH_BYTES
+        while len(received) >= start:
+            stop = start + int.from_bytes(received[:start], "little")
+            if len(received) < stop:
+                break
+            outcome = decode_outcome(received[start:stop])
+            del received[:stop]
+            if outcome is not None:
+                self._heard[number] = outcome.number
+                self._open.append((time.monotonic(), number, outcome))
+
+    def _compare(self, now: float) -> None:
+        """Compare the outcomes of the others with rank 0's own, once it has one: all draw the same
+        batches, of which each trains on a part; and what is refused is refused by all."""
+        still: list[tuple[float, int, Outcome]] = []
+        for at, number, outcome in self._open:
+            with self._lock:
+                own = self._own.get(outcome.number)
+            if own is None and (not outcome.failed or now - at < ALONE_S):
+                still.append((at, number, outcome))
+            elif outcome.failed and not (own is not None and own.failed):
+                self.die(f"{self._name(number)}: {outcome.failed}")
+            elif own is not None and own.batch != outcome.batch and not own.failed:
+                said = "drew another batch than rank 0: its data or its task's source differ"
+                self.die(f"{self._name(number)} {said}")
+        self._open = still
+        with self._lock:
+            for each in [n for n in self._own if n < min(self._heard.values())]:
+                del self._own[each]
+
+    def _name(self, number: int) -> str:
+        return f"rank {number} of {self._rank.of} on {self._hosts[number]}"
+
+    def _send(self, link: socket.socket, outcome: Outcome | None) -> None:
+        """Send an outcome or a sign of life. Whoever reads none of it for long is lost anyway."""
+        body = msgspec.msgpack.encode(outcome)
+        with suppress(OSError):
+            link.sendall(len(body).to_bytes(rpc.LENGTH_BYTES, "little") + body)
+
+
+decode_outcome = msgspec.msgpack.Decoder(Outcome | None).decode
+
+
+def _bytes_of(array: Any) -> Any:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def open_group(rank: Rank, saying: int, process: OwnProcess) -> Group:
+    """Meet the other ranks, and open the devices of all.
+
+    Args:
+        rank: which one this process is.
+        saying: see ``open_devices``.
+        process: what it may do with the process that it is in.
+
+    Raises:
+        OSError: a rank cannot be reached.
+        RuntimeError: the others have not come in time.
+    """
+    _keep_gloo_quiet()
+    return Group(rank, _meet(rank, saying), process)
+
+
+def _keep_gloo_quiet() -> None:
+    """Gloo writes to the process's standard output whom it has met, each time that a computation
+    needs another set of ranks. Python's own ``print`` goes to where it went before."""
+    sys.stdout.flush()
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def _meet(rank: Rank, saying: int) -> Links:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    known: dict[str, Any] = {"coordinator_address": rank.coordinator} if rank.coordinator else {}
+    if rank.coordinator and rank.number:
+        _wait_for(rank.coordinator)
+    jax.distributed.initialize(
+        **known,
+        num_processes=rank.of,
+        process_id=rank.number,
+        # Without them JAX takes one for each task of Slurm or Open MPI, whatever the host has.
+        local_device_ids=list(rank.devices),
+        initialization_timeout=MEET_S_MAX,
+    )
+    open_devices(saying)
+    host = rank.coordinator.rpartition(":")[0] if rank.coordinator else socket.gethostname()
+    if rank.number == 0:
+        with _listener(host) as listener:
+            token = secrets.token_bytes(TOKEN_BYTES)
+            _told_to_all(msgspec.msgpack.encode((host, listener.getsockname()[1], token)))
+            return _accepted(listener, rank, token)
+    place = _told_to_all(b"")
+    host, port, token = msgspec.msgpack.decode(place, type=tuple[str, int, bytes])
+    links = Links()
+    for beats in (False, True):
+        link = socket.create_connection((host, port), MEET_S_MAX)
+        hello = Hello(token, rank.number, beats, socket.gethostname())
+        link.sendall(msgspec.msgpack.encode(hello).ljust(PLACE_BYTES, b"\0"))
+        links.add(Hello(token, 0, beats, host), link)
+    return links
+
+
+def _wait_for(coordinator: str) -> None:
+    """Wait until rank 0 listens. JAX would wait too, but tries again after minutes only where a
+    line was cut for a while.
+
+    Raises:
+        OSError: it cannot be reached.
+    """
+    host, _, port = coordinator.rpartition(":")
+    until = time.monotonic() + MEET_S_MAX
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), TRY_S).close()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(TRY_S / 4)
+        else:
+            return
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """The beginning of a link to rank 0.
+
+    Attributes:
+        token: what rank 0 has told to all.
+        number: whose link it is.
+        beats: what it is for: signs of life, or else requests.
+        host: the name of the rank's host.
+    """
+
+    token: bytes
+    number: int
+    beats: bool
+    host: str
+
+
+def _told_to_all(place: bytes) -> bytes:
+    """Where rank 0 listens, from rank 0 to all."""
+    room = np.zeros(PLACE_BYTES, np.uint8)
+    room[: len(place) + 1] = np.frombuffer(bytes([len(place)]) + place, np.uint8)
+    found = np.asarray(multihost_utils.broadcast_one_to_all(room)).astype(np.uint8).tobytes()
+    return found[1 : 1 + found[0]]
+
+
+def _listener(host: str) -> socket.socket:
+    """Listen on all interfaces, unless all ranks are on this machine."""
+    return socket.create_server(("127.0.0.1" if host in LOOPBACK else "", 0), backlog=1024)
+
+
+def _accepted(listener: socket.socket, rank: Rank, token: bytes) -> Links:
+    """The links of all other ranks; others that connect are turned away."""
+    links = Links()
+    listener.settimeout(MEET_S_MAX)
+    while len(links.requests) < rank.of - 1 or len(links.beats) < rank.of - 1:
+        link, _ = listener.accept()
+        link.settimeout(HELLO_S_MAX)
+        try:
+            said = link.recv(PLACE_BYTES, socket.MSG_WAITALL).rstrip(b"\0")
+            hello = msgspec.msgpack.decode(said, type=Hello)
+        except (OSError, msgspec.MsgspecError):
+            link.close()
+            continue
+        if secrets.compare_digest(hello.token, token) and 0 < hello.number < rank.of:
+            links.add(hello, link)
+        else:
+            link.close()
+    return links
