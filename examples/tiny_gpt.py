@@ -196,11 +196,12 @@ class TinyGPT:
         scores = jax.nn.log_softmax(logits(params, batch[:, :-1], self.size))
         return -jnp.mean(jnp.take_along_axis(scores, batch[:, 1:, None], axis=-1))
 
-    def batches(self, *, shard: int, shards: int, seed: int) -> Windows:
+    def batches(self, *, shard: int, shards: int, seed: int, batch: int | None = None) -> Windows:
         """Return windows of this shard's stretch of the training text."""
         data = text(held_out=False)
         start, stop = (len(data) * edge // shards for edge in (shard, shard + 1))
-        return Windows(data[start:stop], self.size, (seed, shard))
+        size = self.size._replace(batch=batch or self.size.batch)
+        return Windows(data[start:stop], size, (seed, shard))
 
     def tokens(self, batch: np.ndarray) -> int:
         """Return how many bytes of the batch the model predicts."""

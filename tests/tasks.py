@@ -403,3 +403,69 @@ class Finite(Regression):
 def finite() -> Finite:
     """With three batches."""
     return Finite()
+
+
+class Flipping(Regression):
+    """One whose step gives another result in one of its executions, as broken hardware does.
+
+    Args:
+        call: which execution of the step by this process.
+    """
+
+    def __init__(self, call: int) -> None:
+        super().__init__(step_s=0.02)
+        self._call = call
+        self._calls = 0
+
+    def _noise(self, loss: Any) -> Any:
+        self._calls += 1
+        return np.asarray(1.0 + (self._calls == self._call), loss.dtype)
+
+    def loss(self, params: Any, batch: Any) -> Any:
+        found = super().loss(params, batch)
+        kind = jax.ShapeDtypeStruct((), found.dtype)
+        return found * jax.pure_callback(self._noise, kind, jax.lax.stop_gradient(found))
+
+
+def flipping(call: int = 0) -> Flipping:
+    """Return it."""
+    return Flipping(call)
+
+
+class Adapted(Regression):
+    """One whose first matrix is frozen, and whose batches have any size."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self._scale = scale
+
+    def frozen(self) -> Any:
+        rng = np.random.default_rng(5)
+        return {"embed": self._scale * rng.standard_normal((16, 32), np.float32)}
+
+    def init(self, key: Any) -> Any:
+        params = super().init(key)
+        del params["embed"]
+        return params
+
+    def loss(self, params: Any, batch: Any, frozen: Any) -> Any:  # type: ignore[override]
+        return super().loss({**params, **frozen}, batch)
+
+    def batches(  # type: ignore[override]
+        self, *, shard: int, shards: int, seed: int, batch: int | None = None
+    ) -> Any:
+        class Sized(Stream):
+            def next(self) -> tuple[Any, Any]:
+                x, y = super().next()
+                return x[:batch], y[:batch]
+
+        del shards
+        return Sized(shard, seed)
+
+    def evaluate(self, params: Any, frozen: Any) -> float:  # type: ignore[override]
+        return float(self.loss(params, Stream(1000, 1000).next(), frozen))
+
+
+def adapted(scale: float = 1.0) -> Adapted:
+    """Return it."""
+    return Adapted(scale)

@@ -18,9 +18,10 @@ def phrase(event: Any) -> str:
         case MessageArrived():
             return f"{body_phrase(event.body)} arrived from {event.sender}"
         case StepFinished():
+            wrong = f"; it had two results: {event.corrupt}" if event.corrupt else ""
             return (
                 f"inner step {event.step} finished: loss {event.loss:.6g}, {event.tokens} tokens, "
-                f"batch {event.batch.hex()[:8]}"
+                f"batch {event.batch.hex()[:8]}{wrong}"
             )
         case FragmentMerged():
             took = ", ".join(event.accepted) or "no contribution"

@@ -173,16 +173,18 @@ class Inner(Section, frozen=True):
     Attributes:
         optimizer: which optax optimizer.
         lr: the learning rate.
-        b1: decay of the first moment; of "sgd", the momentum.
+        b1: decay of the first moment; of "sgd" and "muon", the momentum.
         b2: decay of the second moment.
-        weight_decay: of "adamw".
+        weight_decay: of "adamw" and "muon".
+        adamw: shell patterns of names of matrices that "adamw" updates where the optimizer is
+            "muon", as it does all vectors.
         warmup: inner steps over which the learning rate rises linearly to ``lr``.
         schedule: how the learning rate falls to zero until the end of the job, "cosine" or
             "linear"; it follows the global step, so it is the same for fast and slow learners.
         clip: largest global norm of a gradient; 0 does not clip.
     """
 
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
     lr: Annotated[float, Meta(gt=0.0, le=LARGE)] = 1e-3
     b1: Share = 0.9
     b2: Share = 0.99
@@ -190,6 +192,7 @@ class Inner(Section, frozen=True):
     warmup: Whole = 0
     schedule: Literal["cosine", "linear"] | None = None
     clip: Annotated[float, Meta(ge=0.0, le=LARGE)] = 1.0
+    adamw: tuple[str, ...] = ("*embed*", "*head*")
 
 
 MergeRuleName = Literal["rda", "average", "median"]
@@ -309,6 +312,10 @@ class Worker(Section, frozen=True):
         processes: the processes of one learner, usually one on each of its hosts.
         stall_s: how long, in seconds, one of several processes may give no sign of life. Then all
             of them end, and the learner begins its next incarnation.
+        check_every: every so many steps, a learner runs its step twice and compares the results, to
+            find hardware that computes wrongly; 0 for never.
+        on_corruption: what a learner does whose step had two results: "leave", with exit code 75,
+            or "continue" with the second one.
     """
 
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
@@ -316,6 +323,12 @@ class Worker(Section, frozen=True):
     mesh: Axes = {}
     processes: Processes = 1
     stall_s: Annotated[float, Meta(ge=1.0, le=LARGE)] = 20.0
+    check_every: Whole = 0
+    on_corruption: Literal["leave", "continue"] = "leave"
+
+
+LATER = ("mesh", "processes", "stall_s", "check_every", "on_corruption")
+"""Keys of ``[worker]`` that the id of a job does not cover where they say nothing."""
 
 
 class LearnerTable(Section, frozen=True):
@@ -325,6 +338,8 @@ class LearnerTable(Section, frozen=True):
         factor: how many times slower it is than it could be; for experiments.
         shard: the data shard that it trains on; by default the number in its name.
         threads: in place of ``worker.threads``.
+        batch: the size of its batches, for a task whose ``batches`` takes one; a contribution's
+            weight follows from its tokens.
         env: added to ``worker.env``.
         mesh: in place of ``worker.mesh``.
         processes: in place of ``worker.processes``.
@@ -332,6 +347,7 @@ class LearnerTable(Section, frozen=True):
 
     factor: Annotated[float, Meta(ge=1.0, le=LARGE)] = 1.0
     shard: Whole | None = None
+    batch: Positive | None = None
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     env: dict[str, str] = {}
     mesh: Axes | None = None
@@ -477,6 +493,8 @@ class Job(Section, frozen=True):
             mesh=common.mesh if table.mesh is None else table.mesh,
             processes=(table.processes or common.processes) if name in self.learner_names() else 1,
             stall_s=common.stall_s,
+            check_every=common.check_every,
+            on_corruption=common.on_corruption,
         )
 
     @property
@@ -542,7 +560,9 @@ class Job(Section, frozen=True):
             del plain["compress"]
         if self.job.shards is None:
             del plain["elastic"]["gone_s"]
-        for name in ("mesh", "processes", "stall_s"):
+        if self.inner.adamw == Inner().adamw:
+            del plain["inner"]["adamw"]
+        for name in LATER:
             if getattr(self.worker, name) == getattr(Worker(), name):
                 del plain["worker"][name]
         return plain

@@ -197,8 +197,9 @@ async def open_comparison(
         yield TapeRunner(state, actor, player, comparer, pending)
 
 
-MEASURED = frozenset({"data_s", "compiling_s"})
-"""Fields of results that say how long something took, which no replay repeats."""
+MEASURED = frozenset({"data_s", "compiling_s", "corrupt"})
+"""Fields of results that say how long something took, or that a machine computed wrongly, which no
+replay repeats."""
 
 
 def difference_of(recorded: Any, found: Any) -> str | None:

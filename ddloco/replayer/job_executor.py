@@ -194,6 +194,8 @@ class JobExecutor:
             if recorded.batch != found.batch:
                 return f"the data differs: another batch for inner step {recorded.step}"
             step = recorded.step
+            if recorded.corrupt:
+                return f"the run itself found that step {step} had two results: {recorded.corrupt}"
             if not same(recorded.loss, found.loss):
                 return f"the arithmetic differs: the same batch has another loss at step {step}"
             plan = self.job.plan(self.started.leaves)

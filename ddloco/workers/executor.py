@@ -233,7 +233,8 @@ class WorkExecutor(Doer):
             spans.append((each.fragment, rpc.span_of(region)))
         copies = self._copies_of(work)
         out = self._arena.allocate(self.plan.total_bytes) if work.out else None
-        place = work.skip, work.cursor, work.t, work.data
+        every = self._job.worker.check_every
+        place = work.skip, work.cursor, work.t, work.data, every > 0 and work.step % every == 0
         span = rpc.span_of(out) if out is not None else None
         train = rpc.Train(work.step, tuple(spans), span, *place)
         places = tuple((p, rpc.span_of(copy.region)) for p, copy in copies)
@@ -462,4 +463,5 @@ def step_finished(work: RunStep | Differentiate, trained: rpc.Trained) -> StepFi
     """The event that reports a finished step."""
     done = (trained.loss, trained.tokens, trained.batch, travelling(trained.cursor))
     measured = (trained.data_s, trained.compiling_s)
-    return StepFinished(work.work, work.step, *done, trained.metrics, *measured, trained.tensors)
+    told = (trained.tensors, trained.corrupt)
+    return StepFinished(work.work, work.step, *done, trained.metrics, *measured, *told)

@@ -1,12 +1,15 @@
 """The learner's own optimizer, and the counts of its schedules. It needs jax."""
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from ddloco.job.config import Inner
+from ddloco.workers.parameters import named_leaves
 
 
 def inner_optimizer(inner: Inner) -> optax.GradientTransformation:
@@ -20,8 +23,39 @@ def inner_optimizer(inner: Inner) -> optax.GradientTransformation:
         "adamw": lambda: optax.adamw(rate, inner.b1, inner.b2, weight_decay=inner.weight_decay),
         "adam": lambda: optax.adam(rate, inner.b1, inner.b2),
         "sgd": lambda: optax.sgd(rate, momentum=inner.b1 or None),
+        "muon": lambda: _muon(rate, inner),
     }[inner.optimizer]()
     return optax.chain(optax.clip_by_global_norm(inner.clip), update) if inner.clip else update
+
+
+def _muon(rate: Any, inner: Inner) -> optax.GradientTransformation:
+    """Muon for matrices, AdamW for all others and for those that ``inner.adamw`` names.
+
+    An update of Muon has the size that one of AdamW has (arXiv 2502.16982, equation 4), so learning
+    rate and weight decay may be AdamW's.
+    """
+
+    def labels(params: Any) -> Any:
+        names = iter([name for name, _ in named_leaves(params)])
+        return jax.tree.map(lambda leaf: _label(next(names), leaf, inner.adamw), params)
+
+    muon = optax.contrib.muon(
+        rate,
+        beta=inner.b1,
+        weight_decay=inner.weight_decay,
+        # Stacked matrices are seen one by one.
+        muon_weight_dimension_numbers=lambda params: jax.tree.map(
+            lambda leaf: optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1), params
+        ),
+        consistent_rms=0.2,
+    )
+    adamw = optax.adamw(rate, inner.b1, inner.b2, weight_decay=inner.weight_decay)
+    return optax.partition({"muon": muon, "adamw": adamw}, labels)
+
+
+def _label(name: str, leaf: Any, adamw: tuple[str, ...]) -> str:
+    own = leaf.ndim >= 2 and not any(fnmatchcase(name, each) for each in adamw)
+    return "muon" if own else "adamw"
 
 
 def schedule_counts(opt_state: Any) -> list[int]:

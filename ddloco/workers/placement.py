@@ -73,6 +73,10 @@ class OneDevice:
         """A task's state, where it belongs."""
         return state
 
+    def frozen(self, frozen: Any) -> Any:
+        """A task's frozen arrays, where they belong."""
+        return jax.tree.map(jnp.asarray, frozen)
+
     def batch(self, batch: Any) -> Any:
         """A batch, where it belongs."""
         return batch
@@ -217,6 +221,17 @@ class OnMesh(OneDevice):
         """A task's state, on every device."""
         return jax.device_put(state, self._everywhere)
 
+    def frozen(self, frozen: Any) -> Any:
+        """A task's frozen arrays, on every device, or as its ``frozen_sharding`` says."""
+        asked = getattr(self._task, "frozen_sharding", None)
+        found = asked(frozen, self.mesh) if asked is not None else None
+        return self._divided("frozen_sharding", found, frozen)
+
+    def _divided(self, method: str, found: Any, tree: Any) -> Any:
+        """A tree of host arrays that all processes have, as a method of the task said."""
+        placed = iter(self._checked(method, found, tree))
+        return jax.tree.map(lambda leaf: OnMesh.put(self, np.asarray(leaf), next(placed)), tree)
+
     def batch(self, batch: Any) -> Any:
         """A batch, its first dimension divided, or as the task's ``batch_sharding`` says."""
         asked = getattr(self._task, "batch_sharding", None)
@@ -226,8 +241,7 @@ class OnMesh(OneDevice):
             if asked is not None
             else jax.tree.map(lambda leaf: spec if np.ndim(leaf) else None, batch)
         )
-        placed = iter(self._checked("batch_sharding", found, batch))
-        return jax.tree.map(lambda leaf: OnMesh.put(self, np.asarray(leaf), next(placed)), batch)
+        return self._divided("batch_sharding", found, batch)
 
     def shapes(self, *trees: Any) -> tuple[Any, ...]:
         """The shapes, with their shardings."""

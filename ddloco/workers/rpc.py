@@ -43,7 +43,8 @@ class Prepare(WorkerMessage, frozen=True):
     """Import the task, determine its parameters' shapes, and report them with the fingerprint. A
     syncer has no ``shard``, and opens no stream of batches. The job has ``steps`` global steps.
     ``mesh`` is the number of devices along each axis; empty for one device, or for all devices of
-    several processes."""
+    several processes. ``leaves_if_corrupt`` says whether a checked step that has two results is the
+    worker's failure. ``batch`` is the size of its batches, if it is not the task's."""
 
     task: str
     options: dict[str, Any]
@@ -53,6 +54,8 @@ class Prepare(WorkerMessage, frozen=True):
     shards: int
     steps: int = 1
     mesh: dict[str, int] = {}
+    leaves_if_corrupt: bool = True
+    batch: int | None = None
 
 
 def preparation(job: Job, name: str = "", task: str = "") -> Prepare:
@@ -77,6 +80,8 @@ def preparation(job: Job, name: str = "", task: str = "") -> Prepare:
         shards=job.data_shards,
         steps=job.job.steps,
         mesh=mesh if learner else dict.fromkeys(mesh, 1),
+        leaves_if_corrupt=job.worker.on_corruption == "leave",
+        batch=job.learner_table(name).batch,
     )
 
 
@@ -120,8 +125,9 @@ class CopyOut(WorkerMessage, frozen=True):
 class Trained(WorkerMessage, frozen=True):
     """One step's loss, tokens, batch digest (xxh3-128), the cursor after it: the positions of
     stream and schedules (see ``data_stream``), the task's own metrics, how long the worker waited
-    for the batch and compiled the step again, in seconds, which is not part of its state, and the
-    sums of all tensors after the update (see ``tensor_sums``), fragment after fragment."""
+    for the batch and compiled the step again, in seconds, which is not part of its state, the sums
+    of all tensors after the update (see ``tensor_sums``), fragment after fragment, and what had
+    another value when the step was run twice, if it was checked."""
 
     loss: float
     tokens: int
@@ -131,6 +137,7 @@ class Trained(WorkerMessage, frozen=True):
     data_s: float = 0.0
     compiling_s: float = 0.0
     tensors: bytes = b""
+    corrupt: str = ""
 
 
 class Own(Struct, frozen=True, array_like=True):
@@ -178,7 +185,8 @@ class CopyFragments(WorkerMessage, frozen=True):
 class Train(WorkerMessage, frozen=True):
     """Overwrite fragments, skip ``skip`` batches by going to ``cursor``, run one step, and copy all
     parameters to ``out`` if there is one. ``t`` is the newest global step of the
-    fragments; ``data`` says which data shard the batch is from, if not from the learner's own."""
+    fragments; ``data`` says which data shard the batch is from, if not from the learner's own.
+    With ``check`` the step is run twice, and the results compared."""
 
     step: int
     overwrites: tuple[tuple[int, Span], ...]
@@ -187,6 +195,7 @@ class Train(WorkerMessage, frozen=True):
     cursor: bytes = b""
     t: int = 0
     data: FromShard | None = None
+    check: bool = False
 
 
 class Copied(WorkerMessage, frozen=True):

@@ -10,6 +10,7 @@ import contextlib
 import math
 import mmap
 import os
+import platform
 import random
 import signal
 import socket
@@ -19,7 +20,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -47,10 +48,10 @@ from ddloco.workers.inner_optimizer import (
     schedule_counts,
     with_counts,
 )
-from ddloco.workers.parameters import shapes_and_names
+from ddloco.workers.parameters import named_leaves, shapes_and_names
 from ddloco.workers.placement import OneDevice, OnGroup, OnMesh
 from ddloco.workers.schedules import GLOBAL_STEP, with_extra_arguments, with_schedule
-from ddloco.workers.task import TaskError, load_task
+from ddloco.workers.task import TaskError, load_task, stream_of
 from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
 from ddloco.workers.task_sources import sources_of
 from ddloco.workers.task_state import StateLayout
@@ -66,6 +67,24 @@ TRACE_CHARS_MAX = 8000
 
 FULL_CHARS_MAX = 200_000
 """The same with the frames of libraries: deeper recursions than Python allows are cut off."""
+
+
+class CorruptionError(Exception):
+    """A step that was run twice had two results."""
+
+
+class Given(NamedTuple):
+    """What a step is given besides the learner's state: a batch, its number, the global step, and
+    the task's frozen arrays."""
+
+    batch: Any
+    number: Any
+    t: Any
+    frozen: Any
+
+
+def _has_bytes(leaf: Any) -> bool:
+    return not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
 
 
 class Trainer:
@@ -184,10 +203,17 @@ class Trainer:
             Leaf(name, tuple(leaf.shape), np.dtype(leaf.dtype).name)
             for name, leaf in zip(self._names, self._leaves(), strict=True)
         )
-        self._stream = partial(task.batches, shards=request.shards, seed=request.seed)
+        known = {"shards": request.shards, "seed": request.seed}
+        self._stream = stream_of(task, request.task, batch=request.batch, **known)
         if request.shard is not None:
             self._turn = request.shard
             self._open(request.shard)
+        self._frozen = self._frozen_digest = {}
+        make = getattr(task, "frozen", None)
+        if make is not None:
+            arrays = jax.tree.map(np.asarray, make())
+            self._frozen_digest = {"frozen": batch_digest(arrays).hex()}
+            self._frozen = self._placement.frozen(arrays)
         self._optimizer: Any = with_extra_arguments(
             getattr(task, "optimizer")()  # noqa: B009, optional, so not in the protocol
             if hasattr(task, "optimizer")
@@ -200,7 +226,8 @@ class Trainer:
         self._programs: Callable[[], int] = self._update._cache_size
         everywhere = self._placement.everywhere()
         self._sums = jax.jit(partial(tensor_sums, divided=bool(everywhere)), **everywhere)
-        found = {**fingerprint(), **self._placement.fingerprint()}
+        self._leaves_if_corrupt = request.leaves_if_corrupt
+        found = {**fingerprint(), **self._placement.fingerprint(), **self._frozen_digest}
         return rpc.Prepared(leaves, found, sources_of(request.task.partition(":")[0]))
 
     def _lay_moments(self) -> None:
@@ -274,12 +301,9 @@ class Trainer:
         own = key if self._shard is None else jax.random.fold_in(key, self._shard)
         self._state = self._placement.state(begin(own))
 
-    def _step(
-        self, params: Any, opt_state: Any, state: Any, batch: Any, place: tuple[Any, Any]
-    ) -> tuple[Any, ...]:
-        """One step, at a ``place``: the number of the batch, and the global step."""
-        number, t = place
-        found, gradients = value_and_gradient(self._loss)(params, state, batch, number)
+    def _step(self, params: Any, opt_state: Any, state: Any, given: "Given") -> tuple[Any, ...]:
+        batch, number, t, frozen = given
+        found, gradients = value_and_gradient(self._loss)(params, state, batch, number, frozen)
         loss, (state, metrics) = found
         taken = self._take_step(params, opt_state, gradients, t, value=loss)
         return *taken, state, loss, metrics
@@ -295,8 +319,8 @@ class Trainer:
             if batch is None:
                 return
             given = self._placement.shapes(self._params, self._opt_shapes, self._state)
-            place = self._loss.number(self._turn, 1), np.int32(0)
-            given = *given, self._placement.batch(batch), place
+            number, t = self._loss.number(self._turn, 1), np.int32(0)
+            given = *given, Given(self._placement.batch(batch), number, t, self._frozen)
             self._compiling = threading.Thread(target=self._compile, args=given, daemon=True)
             self._compiling.start()
 
@@ -317,9 +341,8 @@ class Trainer:
         asked_at = time.monotonic()
         drawn, number = self._draw()
         data_s = time.monotonic() - asked_at
-        place = number, np.int32(min(request.t, STEP_MAX))
-        digest = batch_digest(drawn)
-        batch = self._placement.batch(drawn)
+        digest, t = batch_digest(drawn), np.int32(min(request.t, STEP_MAX))
+        given = Given(self._placement.batch(drawn), number, t, self._frozen)
         if self._opt_state is None or (self._spoilt and request.overwrites):
             # The optimizer's moments of non-finite gradients would spoil the new parameters.
             counts = schedule_counts(self._opt_state) if self._spoilt else self._counts
@@ -330,10 +353,11 @@ class Trainer:
         once: dict[Named, bytes] = {}
         if first:
             self._batches.check(before, digest, batch_digest)
-            once = self._run_and_restore(batch, place, request, made_again)
+        if first or request.check:
+            once = self._run_and_restore(given, request, made_again)
         begun_at, programs = time.monotonic(), self._programs()
         self._params, self._opt_state, self._state, loss, metrics = self._update(
-            self._params, self._opt_state, self._state, batch, place
+            self._params, self._opt_state, self._state, given
         )
         # The call returns when the step has been compiled, before it is computed.
         again = not first and self._programs() > programs
@@ -346,14 +370,16 @@ class Trainer:
             self._device_s = time.monotonic() - begun_at
         tokens = self._tokens(drawn)
         data_s += self._drawn_ahead(begun_at, loss, request.data)
-        if first:
-            self._check_same(once, self._digests(self._params, self._state, loss))
+        corrupt = ""
+        if first or request.check:
+            twice = self._digests(self._params, self._opt_state, self._state, loss, request.check)
+            corrupt = self._compared(once, twice, request.step, first=first)
         loss = float(loss)  # Waits for the device.
         self._spoilt = not math.isfinite(loss)
         if request.out is not None:
             self._copy_out(leaves, request.out)
         told = self._cursor(), said(metrics)
-        self._last = rpc.Trained(loss, tokens, digest, *told, tensors=packed(sums))
+        self._last = rpc.Trained(loss, tokens, digest, *told, tensors=packed(sums), corrupt=corrupt)
         return msgspec.structs.replace(self._last, data_s=data_s, compiling_s=compiling_s)
 
     def _drawn_ahead(self, begun_at: float, loss: Any, data: FromShard | None) -> float:
@@ -451,16 +477,17 @@ class Trainer:
                 f"task {self._name}: has a state, which data-parallel jobs cannot merge"
             )
         self._take_in(self._read_in(request.source))
-        batch, number = self._draw()
+        drawn, number = self._draw()
+        given = self._params, None, self._placement.batch(drawn), number, self._frozen
         once: dict[Named, bytes] | None = None
         if self._gradient is None:
             self._gradient = jax.jit(value_and_gradient(self._loss))
-            once = self._gradient_digests(self._gradient(self._params, None, batch, number)[1])
-        (loss, (_, metrics)), gradient = self._gradient(self._params, None, batch, number)
+            once = self._gradient_digests(self._gradient(*given)[1])
+        (loss, (_, metrics)), gradient = self._gradient(*given)
         if once is not None:
             self._check_same(once, self._gradient_digests(gradient))
         self._copy_out(jax.tree.leaves(gradient), request.out)
-        numbers = float(loss), self._tokens(batch), batch_digest(batch)
+        numbers = float(loss), self._tokens(drawn), batch_digest(drawn)
         return rpc.Trained(*numbers, metrics=said(metrics))
 
     def _gradient_digests(self, gradient: Any) -> dict[Named, bytes]:
@@ -491,8 +518,7 @@ class Trainer:
 
     def _run_and_restore(
         self,
-        batch: Any,
-        place: tuple[Any, Any],
+        given: "Given",
         request: rpc.Train,
         made_again: Callable[[], Any] | None,
     ) -> dict[Named, bytes]:
@@ -508,11 +534,11 @@ class Trainer:
         moments = self._opt_state if made_again is None else None
         saved = SavedTree((leaves, self._layout.local_of(self._state), moments))
         del leaves, moments
-        params, _, state, loss, _ = self._update(
-            self._params, self._opt_state, self._state, batch, place
+        params, moments, state, loss, _ = self._update(
+            self._params, self._opt_state, self._state, given
         )
-        found = self._digests(params, state, loss)
-        del params, _, state  # The device has room for one state.
+        found = self._digests(params, moments, state, loss, request.check)
+        del params, moments, state  # The device has room for one state.
         self._params = self._opt_state = None
         leaves, local, self._opt_state = saved.restore()
         for fragment, span in request.overwrites:
@@ -522,11 +548,14 @@ class Trainer:
             self._opt_state = made_again()
         return found
 
-    def _digests(self, params: Any, state: Any, loss: Any) -> dict[Named, bytes]:
-        """The digests of what a step gives, by what it is and its name."""
+    def _digests(
+        self, params: Any, opt_state: Any, state: Any, loss: Any, all_of_it: bool
+    ) -> dict[Named, bytes]:
+        """The digests of what a step gives, by what it is and its name; with ``all_of_it`` also
+        those of the optimizer's state."""
         merged, local = self._layout.merged_of(state), self._layout.local_of(state)
         parameters = self._names[: self._tree.num_leaves]
-        return digests(
+        found = digests(
             [
                 (("loss", "loss"), loss),
                 *_named("parameters", parameters, jax.tree.leaves(params)),
@@ -534,6 +563,10 @@ class Trainer:
                 *_named("state", [f"whole number or key {i}" for i in range(len(local))], local),
             ]
         )
+        if all_of_it:
+            rows = [(("optimizer's state", name), leaf) for name, leaf in named_leaves(opt_state)]
+            found |= digests((row, leaf) for row, leaf in rows if _has_bytes(leaf))
+        return found
 
     def _check_same(self, before: dict[Named, bytes], after: dict[Named, bytes]) -> None:
         """Refuse a task whose first step gives two results; names the first tensor that differs."""
@@ -543,6 +576,32 @@ class Trainer:
                 f"task {self._name}: differs between two runs of the same step, in {found}; "
                 "such a run could not be replayed"
             )
+
+    def _compared(
+        self,
+        once: dict[Named, bytes],
+        twice: dict[Named, bytes],
+        step: int,
+        *,
+        first: bool,
+    ) -> str:
+        """What differs between two runs of a step, and where; empty if nothing does.
+
+        Raises:
+            TaskError: it is the first step, so the task is not deterministic.
+            CorruptionError: the machine has computed wrongly, and is not to be used any more.
+        """
+        if first:
+            self._check_same(once, twice)
+        found = difference(once, twice)
+        if not found:
+            return ""
+        kind = jax.devices()[0].device_kind
+        own = ", ".join(str(device.id) for device in jax.local_devices())
+        said = f"{found} on {kind} {own} of {platform.node()}"
+        if self._leaves_if_corrupt or self._group is not None:  # Others may not have noticed.
+            raise CorruptionError(f"silent corruption: step {step} had two results, in {said}")
+        return said
 
     def _train_together(self, shards: tuple[int, ...], steps: int) -> rpc.Trained:
         """Data-parallel training in one process: the baseline, on the learners' own batches."""
@@ -561,23 +620,25 @@ class Trainer:
             tokens += sum(self._tokens(batch) for batch in batches)
             self._params, self._opt_state, self._state, mean = self._mean_update(
                 *(self._params, self._opt_state, self._state),
-                *(batches, (numbers, np.int32(self._steps - 1))),
+                Given(batches, numbers, np.int32(self._steps - 1), self._frozen),
             )
             loss = float(mean)
         return rpc.Trained(loss, tokens, digest)
 
     def _score(self) -> rpc.Scored:
-        found = evaluated(self._name, self._task, self._params, self._state)
+        found = evaluated(
+            *(self._name, self._task, self._params, self._state), lambda: self._frozen
+        )
         return rpc.Scored(*found) if found is not None else rpc.Scored(None)
 
     def _mean_step(
-        self, params: Any, opt_state: Any, state: Any, batches: Any, place: tuple[Any, Any]
+        self, params: Any, opt_state: Any, state: Any, given: "Given"
     ) -> tuple[Any, ...]:
-        numbers, t = place
+        batches, numbers, t, frozen = given
         both: list[Any] = []
         step = value_and_gradient(self._loss)
         for batch, number in zip(batches, numbers, strict=True):
-            (value, (state, _)), gradient = step(params, state, batch, number)
+            (value, (state, _)), gradient = step(params, state, batch, number, frozen)
             both.append((value, gradient))
         loss, gradient = jax.tree.map(lambda *each: sum(each) / len(each), *both)
         return *self._take_step(params, opt_state, gradient, t, value=loss), state, loss
@@ -721,6 +782,8 @@ def fulfilled(trainer: Trainer, request: rpc.Request) -> rpc.Answer:
     """The answer to a request; what a task raises is an answer, too."""
     try:
         return trainer.answer(request)
+    except CorruptionError as error:
+        return rpc.Failed("worker", str(error))
     except Exception as error:  # noqa: BLE001, reported to the actor, whatever a task raises
         return failure(error)
 

@@ -5,7 +5,8 @@ parameters, the loss and the batches. It does not deal with learners, fragments 
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 REQUIRED = ("init", "loss", "batches", "tokens")
 OPTIONAL = (
     *("optimizer", "evaluate", "init_state", "hugging_face"),
-    *("sharding", "batch_sharding"),
+    *("frozen", "sharding", "frozen_sharding", "batch_sharding"),
 )
-EXTRAS = ("key", "state")
+EXTRAS = ("key", "state", "frozen")
 """What ``loss`` is given by name, besides parameters and batch, if it has such a parameter."""
 
 
@@ -57,9 +58,13 @@ class Task(Protocol):
     arrays. Then `loss` has a parameter `state` and returns the new one with the loss; `evaluate`
     may have such a parameter too.
 
+    `frozen(self)` returns what is neither trained nor sent, such as a pretrained model below
+    adapters: any pytree of arrays. `loss`, and `evaluate`, have a parameter `frozen` for it.
+
     `sharding(self, params, mesh)` says how parameters lie on a learner's `jax.sharding.Mesh`: given
     their shapes it returns a tree, or the beginning of one, of `PartitionSpec`, `NamedSharding` or
     None, for every device. Without it, what a traceable `init` asks for holds. By
+    `frozen_sharding(self, frozen, mesh)` the frozen arrays are divided, too; by
     `batch_sharding(self, batch, mesh)` batches are divided in another way than along their first
     dimension, among the axes `data` and `fsdp`.
 
@@ -80,7 +85,8 @@ class Task(Protocol):
         ...
 
     def batches(self, *, shard: int, shards: int, seed: int) -> Batches:
-        """Return the stream of learner `shard` of `shards`; shards share no data."""
+        """Return the stream of learner `shard` of `shards`; shards share no data. It may have a
+        parameter `batch`, for `[learner.NAME] batch`: another size than the task's own, or None."""
         ...
 
     def tokens(self, batch: Any) -> int:
@@ -104,6 +110,10 @@ def load_task(spec: str, options: Mapping[str, Any]) -> Task:
     if ("state" in takes(task.loss)) is not hasattr(task, "init_state"):
         raise TaskError(
             f"task {spec!r}: a state needs both init_state(key) and loss(params, batch, state)"
+        )
+    if ("frozen" in takes(task.loss)) is not hasattr(task, "frozen"):
+        raise TaskError(
+            f"task {spec!r}: frozen arrays need both frozen() and loss(params, batch, frozen)"
         )
     for name in OPTIONAL:
         if not callable(getattr(task, name, len)):
@@ -134,9 +144,30 @@ def loss_takes(task: Task, spec: str) -> tuple[str, ...]:
     try:
         signature.bind(None, None, **dict.fromkeys(found))
     except TypeError as error:
-        wanted = f"want loss(params, batch), and {' and '.join(EXTRAS)} if it needs them"
+        *names, last = EXTRAS
+        wanted = f"want loss(params, batch), and {', '.join(names)} and {last} if it needs them"
         raise TaskError(f"task {spec!r}: loss{signature}: {error}; {wanted}") from None
     return found
+
+
+def stream_of(task: Task, spec: str, *, batch: int | None, **known: int) -> Callable[..., Batches]:
+    """The task's ``batches``, with all but the shard given.
+
+    Args:
+        task: the task.
+        spec: its name in the job file, for messages.
+        batch: the size of a learner's batches, if it has its own.
+        known: ``shards`` and ``seed``.
+
+    Raises:
+        TaskError: the task's batches have one size only.
+    """
+    if batch is None:
+        return partial(task.batches, **known)
+    if "batch" not in inspect.signature(task.batches).parameters:
+        said = f"[learner.NAME] batch is {batch}, and batches() has no parameter batch"
+        raise TaskError(f"task {spec!r}: {said}")
+    return partial(task.batches, **known, batch=batch)
 
 
 def check_task_name(spec: str) -> None:

@@ -44,7 +44,7 @@ class TaskLoss:
         return np.array([shard, drawn % 2**32], np.uint32) if "key" in self._takes else None
 
     def __call__(
-        self, params: Any, state: Any, batch: Any, number: Any
+        self, params: Any, state: Any, batch: Any, number: Any, frozen: Any = None
     ) -> tuple[Any, tuple[Any, dict[str, Any]]]:
         """The loss of the batch with this ``number``; the new state, and the task's own metrics.
 
@@ -57,6 +57,8 @@ class TaskLoss:
             extras["key"] = jax.random.fold_in(of_shard, number[1])
         if "state" in self._takes:
             extras["state"] = state
+        if "frozen" in self._takes:
+            extras["frozen"] = frozen
         found = self._task.loss(params, batch, **extras)
         loss, *more = cast("tuple[Any, ...]", found) if isinstance(found, tuple) else (found,)
         stated = "state" in self._takes
@@ -112,9 +114,16 @@ def value_and_gradient(loss: TaskLoss) -> Callable[..., Any]:
 
 
 def evaluated(
-    spec: str, task: Any, params: Any, state: Any
+    spec: str, task: Any, params: Any, state: Any, frozen: Callable[[], Any]
 ) -> tuple[float, dict[str, float]] | None:
     """The held-out loss and the other metrics of a model; None if the task has no ``evaluate``.
+
+    Args:
+        spec: the task's name in the job file, for messages.
+        task: the task.
+        params: the model's parameters.
+        state: its state.
+        frozen: returns the task's frozen arrays.
 
     Raises:
         TaskError: ``evaluate`` returned something else.
@@ -122,7 +131,8 @@ def evaluated(
     evaluate = getattr(task, "evaluate", None)
     if evaluate is None:
         return None
-    extras = {"state": state} if "state" in takes(evaluate) else {}
+    extras: dict[str, Any] = {"state": state} if "state" in takes(evaluate) else {}
+    extras |= {"frozen": frozen()} if "frozen" in takes(evaluate) else {}
     return held_out(spec, evaluate(params, **extras))
 
 

@@ -87,6 +87,7 @@ class Progress(Body, frozen=True, omit_defaults=True):
         follows: with ``job.shards``, the number of the ``DataShards`` that it follows.
         drawing: with ``job.shards``, where it is in the data shards that it draws from.
         returned: with ``job.shards``, how far it came in shards that it has given back.
+        corrupt: how many of its steps had two results when they were run twice.
     """
 
     step: Count
@@ -103,6 +104,7 @@ class Progress(Body, frozen=True, omit_defaults=True):
     follows: Count = 0
     drawing: Places = ()
     returned: Places = ()
+    corrupt: Count = 0
 
 
 class Pull(Body, frozen=True):

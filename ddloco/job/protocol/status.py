@@ -62,13 +62,17 @@ class MemberStatus(Struct, frozen=True):
     """Seconds of this incarnation: in which it computed steps, waited for batches, was stopped."""
     data_shards: tuple[int, ...] = ()
     """With ``job.shards``, the data shards that it draws from."""
+    corrupt: int = 0
+    """How many of its steps had two results when they were run twice."""
 
     @property
     def state(self) -> str:
-        """The state in words: silent, or whether its newest report is unused; and how many newer
-        versions of fragments it lacks, which is normal for a step or two."""
+        """The state in words: silent, or whether its newest report is unused; how many newer
+        versions of fragments it lacks, which is normal for a step or two; and whether its machine
+        computes wrongly."""
         said = "silent" if self.silent else "fresh" if self.fresh else "reported"
-        return f"{said}, {self.versions_behind} behind" if self.versions_behind else said
+        said += f", {self.versions_behind} behind" if self.versions_behind else ""
+        return f"{said}, {self.corrupt} steps corrupt" if self.corrupt else said
 
 
 class RecoveringMember(Struct, frozen=True):

@@ -120,7 +120,8 @@ class StepFinished(WorkResult, frozen=True):
     schedules (see ``Progress.cursor``), ``metrics`` are the task's own numbers, ``data_s`` and
     ``compiling_s`` are how long the worker waited for the batch and compiled the step again:
     measured times, which no replay repeats. ``tensors`` are ``TENSOR_DIGEST_BYTES`` of each tensor
-    after the update, in the order of the plan."""
+    after the update, in the order of the plan. ``corrupt`` says what had another value when the
+    step was run twice, and where; no replay repeats that either."""
 
     step: int
     loss: float
@@ -131,6 +132,7 @@ class StepFinished(WorkResult, frozen=True):
     data_s: float = 0.0
     compiling_s: float = 0.0
     tensors: bytes = b""
+    corrupt: str = ""
 
 
 TENSOR_DIGEST_BYTES = 4

@@ -122,6 +122,7 @@ class Learner(OwnMachine):
         answers: pulls that are being answered, by work number.
         running: the step that is running; None if there is none.
         step: the last finished step.
+        corrupt: how many of its steps had two results when they were run twice.
         cursor: the position of its data stream after that.
         step_s: the duration of its steps.
         host: the handle of the copy of all parameters, if it copies all of them after each step.
@@ -153,6 +154,7 @@ class Learner(OwnMachine):
     answers: dict[int, Answer] = {}
     running: Running | None = None
     step: int = 0
+    corrupt: int = 0
     cursor: bytes = b""
     step_s: Recent = field(default_factory=Recent)
     host: str = ""
@@ -458,6 +460,7 @@ class Learner(OwnMachine):
             installed, settings = overwrite.version, self.job.compress
             effects += self.compression.install(p, installed, overwrite.handle, settings)
         self.tokens += event.tokens
+        self.corrupt += bool(event.corrupt)
         if self.tells:
             self.brought = LastStep(event.loss, event.metrics)
         effects += self._release_host()
@@ -469,6 +472,8 @@ class Learner(OwnMachine):
         if self.stopping is None:
             effects += self._report()
         observed = {"step": event.step, "loss": event.loss, "tokens": event.tokens}
+        if event.corrupt:
+            effects.append(Observe("silent corruption", {"step": event.step, "in": event.corrupt}))
         step_s = round(took_s, 6)
         metrics = {"metrics": event.metrics} if event.metrics else {}
         return [*effects, Observe("step", {**observed, "step_s": step_s, **metrics})]
@@ -501,6 +506,7 @@ class Learner(OwnMachine):
             follows=self.data.follows,
             drawing=self.data.drawing(),
             returned=self.data.given_back(),
+            corrupt=self.corrupt,
         )
 
     # Pulls are answered from host copies of the last finished step while the next step runs.

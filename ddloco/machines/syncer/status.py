@@ -144,4 +144,5 @@ def member_status(
         data_s=spent.data,
         stopped_s=spent.stopped,
         data_shards=tuple(data_shards),
+        corrupt=progress.corrupt if progress is not None else 0,
     )

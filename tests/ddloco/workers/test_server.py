@@ -1,6 +1,7 @@
 """The JAX worker, asked in this process: a whole state given to another continues to the bit."""
 
 import gc
+import platform
 import time
 
 import jax
@@ -16,7 +17,7 @@ from ddloco.stage.arrays.shared_memory import PAGE, ArenaView, SharedMemory
 from ddloco.workers import rpc
 from ddloco.workers.inner_optimizer import schedule_counts, with_counts
 from ddloco.workers.rpc import span_of
-from ddloco.workers.server import Trainer
+from ddloco.workers.server import Trainer, fulfilled
 from ddloco.workers.task import TaskError
 from ddloco.workers.tensor_sums import packed, tensor_sums
 from tests.tasks import Regression
@@ -25,12 +26,23 @@ from tests.tasks import Regression
 class Harness:
     """A trainer, its arena, and the requests of a learner."""
 
-    def __init__(self, arena, task="tests.tasks:regression", *, shard=0, shards=1, **inner):
+    def __init__(
+        self,
+        arena,
+        task="tests.tasks:regression",
+        *,
+        shard=0,
+        shards=1,
+        batch=None,
+        task_options=None,
+        **inner,
+    ):
         self.arena = arena
         self.trainer = Trainer(ArenaView(arena.filenos()))
         self.step = 0
-        inner = Inner(**inner)
-        prepared = self.ask(rpc.Prepare(task, {}, inner, 1, shard, shards))
+        known = (task, task_options or {}, Inner(**inner), 1, shard, shards)
+        prepared = self.ask(rpc.Prepare(*known, batch=batch))
+        self.fingerprint = prepared.fingerprint
         self.plan = make_plan(prepared.leaves, fragments=3, interval=3, strategy="balanced")
         self.state_bytes = self.ask(rpc.Lay(self.plan)).state_bytes
 
@@ -117,10 +129,10 @@ def test_the_first_step_needs_no_second_state_on_the_device(arena, monkeypatch):
     harness.begin()
     held, update = [], harness.trainer._update
 
-    def counted(params, opt_state, state, batch, place):
-        own = {id(leaf) for leaf in jax.tree.leaves((params, opt_state, state, batch))}
+    def counted(params, opt_state, state, given):
+        own = {id(leaf) for leaf in jax.tree.leaves((params, opt_state, state, given))}
         held.append(sum(each.nbytes for each in jax.live_arrays() if id(each) not in own))
-        return update(params, opt_state, state, batch, place)
+        return update(params, opt_state, state, given)
 
     monkeypatch.setattr(harness.trainer, "_update", counted)
     gc.collect()
@@ -364,9 +376,9 @@ def test_a_stream_may_shuffle_its_data_while_the_step_before_is_computed(arena, 
     inner.next = next_in_place
     update = other.trainer._update
 
-    def late(params, opt_state, state, batch, place):
+    def late(params, opt_state, state, given):
         other.trainer._batches.draw_ahead()
-        return update(params, opt_state, state, batch, place)
+        return update(params, opt_state, state, given)
 
     other.trainer._update = late
     for _ in range(3):
@@ -498,3 +510,105 @@ def test_the_wait_for_a_batch_is_measured(arena, monkeypatch, slow_s, least_s, m
 
     assert least_s <= sorted(waits)[1] <= most_s
     assert harness.trainer._last.data_s == 0.0
+
+
+class Flipping:
+    """In place of a trainer's step: in one of its calls, one bit of one result flips."""
+
+    def __init__(self, trainer, call, where):
+        self.update, self.call, self.where, self.calls = trainer._update, call, where, 0
+
+    def __call__(self, *given):
+        self.calls += 1
+        params, opt_state, state, loss, metrics = self.update(*given)
+        if self.calls == self.call and self.where == "parameters":
+            params["embed"] = flipped(params["embed"])
+        elif self.calls == self.call and self.where == "optimizer's state":
+            leaves, tree = jax.tree.flatten(opt_state)
+            leaves[-1] = flipped(leaves[-1])
+            opt_state = jax.tree.unflatten(tree, leaves)
+        elif self.calls == self.call:
+            loss = flipped(loss)
+        return params, opt_state, state, loss, metrics
+
+
+def flipped(array):
+    """The array with the lowest bit of its first number changed."""
+    numbers = np.array(array)
+    numbers.reshape(-1).view(np.uint32)[0] ^= 1
+    return jax.numpy.asarray(numbers)
+
+
+def checked(harness, monkeypatch, call, where, *, leaves=True):
+    """Three steps, of which the last is run twice; a bit flips in a call of the step."""
+    harness.trainer._leaves_if_corrupt = leaves
+    flipping = Flipping(harness.trainer, call, where)
+    monkeypatch.setattr(harness.trainer, "_update", flipping)
+    harness.begin()
+    harness.train()
+    harness.train()
+    out = harness.arena.allocate(harness.plan.total_bytes)
+    request = rpc.Train(3, (), span_of(out), 0, check=True)
+    answer = fulfilled(harness.trainer, request)
+    assert flipping.calls == 5, "the first step and the third run twice"
+    return answer, out.data.tobytes()
+
+
+@pytest.mark.parametrize("call", [4, 5])
+@pytest.mark.parametrize("where", ["parameters", "optimizer's state", "loss"])
+def test_a_flipped_bit_is_found(arena, monkeypatch, call, where):
+    """In either run, in whatever the step gives; tensor, step, device and host are named."""
+    answer, _ = checked(Harness(arena, optimizer="adamw"), monkeypatch, call, where)
+    assert isinstance(answer, rpc.Failed)
+    assert answer.kind == "worker"
+    assert answer.reason.startswith("silent corruption: step 3 had two results, in ")
+    assert f"({where}) on cpu " in answer.reason
+    assert answer.reason.endswith(f" of {platform.node()}")
+
+
+def test_who_goes_on_tells_of_it(arena, monkeypatch):
+    """With the second result, which here is the right one."""
+    answer, after = checked(Harness(arena), monkeypatch, 4, "parameters", leaves=False)
+    assert answer.corrupt.startswith("embed (parameters) on cpu ")
+    other = Harness(arena)
+    other.begin()
+    assert [other.train()[2] for _ in range(3)][-1] == after
+
+
+def test_a_check_changes_nothing(arena, monkeypatch):
+    """Without a flip the step that was run twice gives what it gives when run once."""
+    answer, after = checked(Harness(arena, optimizer="adamw"), monkeypatch, 0, "")
+    other = Harness(arena, optimizer="adamw")
+    other.begin()
+    assert [other.train()[2] for _ in range(3)][-1] == after
+    assert answer.corrupt == ""
+
+
+def test_frozen_arrays_are_given_to_the_loss_and_sent_nowhere(arena):
+    """They are in no fragment and no state; their digest is in the fingerprint."""
+    harness = Harness(arena, "tests.tasks:adapted")
+    names = [leaf.name for each in harness.plan.fragments for leaf in each]
+    assert "embed" not in names
+    harness.begin()
+    losses = [harness.train()[0] for _ in range(3)]
+    assert losses[2] != losses[0]
+    assert harness.ask(rpc.Score(None)).loss > 0
+    fingerprints = [
+        Harness(arena, "tests.tasks:adapted", task_options=options).fingerprint["frozen"]
+        for options in ({}, {}, {"scale": 2.0})
+    ]
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+    assert "frozen" not in Harness(arena).fingerprint
+
+
+def test_a_learner_may_have_batches_of_its_own_size(arena):
+    """The weight of its contributions is by tokens."""
+    sizes = []
+    for batch in (None, 3):
+        harness = Harness(arena, "tests.tasks:adapted", batch=batch)
+        harness.begin()
+        harness.train()
+        sizes.append(harness.trainer._last.tokens)
+    assert sizes == [8, 3]
+    with pytest.raises(TaskError, match=r"batch is 3, and batches\(\) has no parameter batch"):
+        Harness(arena, batch=3)

@@ -25,6 +25,9 @@ class Odd(Good):
 def good(width=1): return Good(width)
 def lossless(): return Lossless(1)
 def odd(): return Odd(1)
+class Icy(Good):
+    def frozen(self): ...
+def icy(): return Icy(1)
 def broken(): raise RuntimeError("two\\nlines")
 number = 3
 """
@@ -63,6 +66,7 @@ def test_a_task_is_made_with_its_options(source):
         ("user_task:broken", {}, "broken failed: RuntimeError: two lines"),
         ("user_task:lossless", {}, "Lossless has no method loss"),
         ("user_task:odd", {}, "Odd.evaluate is not a method"),
+        ("user_task:icy", {}, "frozen arrays need both frozen\\(\\) and loss"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(source, spec, options, said):

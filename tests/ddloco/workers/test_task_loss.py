@@ -53,7 +53,7 @@ def test_a_loss_that_wants_something_else_is_refused():
 
     assert str(error.value) == (
         "task 'a:task': loss(params: Any, batch: Any, dropout_rng: Any) -> Any: missing a required "
-        "argument: 'dropout_rng'; want loss(params, batch), and key and state if it "
+        "argument: 'dropout_rng'; want loss(params, batch), and key, state and frozen if it "
         "needs them"
     )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddloco.job.protocol.status import Status, StatusError, WaitingSync, status_from
+from ddloco.job.protocol.status import MemberStatus, Status, StatusError, WaitingSync, status_from
 
 
 def test_unknown_fields_are_ignored():
@@ -18,3 +18,10 @@ def test_what_is_not_a_status_is_refused(address, said):
     known = {"address": address} if address is not None else {}
     with pytest.raises(StatusError, match=rf"^{said} a status: .*\$.waiting.t"):
         status_from({**known, "waiting": {"t": "x", "fragment": 0, "for": ""}})
+
+
+def test_a_machine_that_computes_wrongly_is_in_the_state_of_its_learner():
+    """Beside what else there is to say."""
+    assert MemberStatus("learner-1.1").state == "reported"
+    found = MemberStatus("learner-1.1", fresh=True, versions_behind=2, corrupt=3).state
+    assert found == "fresh, 2 behind, 3 steps corrupt"
