@@ -38,6 +38,7 @@ TESTS_OF_SEVERAL = {
     "tests/test_docs.py",
     "tests/test_readme.py",
     "tests/examples/test_explain_notebook.py",
+    "tests/examples/test_models.py",
     "tests/test_wheel.py",
     "tests/test_reruns.py",
     "tests/transport/test_memory.py",

@@ -333,6 +333,7 @@ def of_task(job: Job, file: Path, lines: Lines) -> Iterator[Finding]:
         f"{job.job.task}: {count:,} parameters, {size(params)} in {len(plan.fragments)} fragments"
     )
     yield Finding("task", "ok", f"{said}; {tried.device}")
+    yield devices(tried.devices, job)
     yield step(tried, job)
     host = COPIES_HOST * plan.total_bytes
     yield memory((max(tried.peak, WORKER_BYTES) + host) * actors, actors, available())
@@ -352,6 +353,7 @@ class Tried(Struct, frozen=True):
         step_s: the median of the others.
         tokens: in a batch.
         peak: most memory of the worker, in bytes.
+        devices: its devices, and what a step needs of them.
     """
 
     plan: FragmentPlan
@@ -360,6 +362,7 @@ class Tried(Struct, frozen=True):
     step_s: float
     tokens: int
     peak: int
+    devices: rpc.Devices
 
 
 async def _try(job: Job, file: Path) -> Tried:
@@ -387,7 +390,9 @@ async def _try(job: Job, file: Path) -> Tried:
         first, *others = times
         median = sorted(others)[len(others) // 2]
         device = prepared.fingerprint.get("device", "")
-        return Tried(plan, device, first, median, tokens, _peak(await process.pid()))
+        devices = await process.expect(rpc.MeasureDevices(), rpc.Devices)
+        peak = _peak(await process.pid())
+        return Tried(plan, device, first, median, tokens, peak, devices)
 
 
 @asynccontextmanager
@@ -405,6 +410,24 @@ def _peak(pid: int) -> int:
         found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) * 1024 if found is not None else 0
     return 0
+
+
+def devices(found: rpc.Devices, job: Job) -> Finding:
+    """Whether a step of the first learner fits its devices."""
+    worker = job.worker_of(job.learner_names()[0])
+    mesh = " ".join(f"{axis}={count}" for axis, count in worker.mesh.items())
+    said = f"{found.count} of kind {found.kind}" + (f", mesh {mesh}" if mesh else "")
+    said += f", {worker.processes} processes" if worker.processes > 1 else ""
+    said += f"; a step needs {size(found.step_bytes)} on each"
+    if found.limit_bytes is None:
+        return Finding("devices", "ok", f"{said}, which is memory of this machine")
+    said += f", where {size(found.limit_bytes)} may be used"
+    if found.step_bytes > found.limit_bytes:
+        remedy = "divide parameters on more devices (worker.mesh), or use a smaller batch"
+        return Finding("devices", "problem", said, remedy)
+    if found.step_bytes > 0.9 * found.limit_bytes:
+        return Finding("devices", "warning", said, "little is left for what other programs take")
+    return Finding("devices", "ok", said)
 
 
 def step(tried: Tried, job: Job) -> Finding:

@@ -249,6 +249,29 @@ class Alive(WorkerMessage, frozen=True):
     """Not an answer: a worker of several processes says that it works, once a second."""
 
 
+class MeasureDevices(WorkerMessage, frozen=True):
+    """Tell the memory of the devices, after a step."""
+
+
+class Devices(WorkerMessage, frozen=True):
+    """The devices of a worker.
+
+    Attributes:
+        kind: what they are.
+        count: how many there are, of all processes.
+        step_bytes: what a step needs on each of them, as it was compiled: parameters, optimizer's
+            state, batch, results and what lies between.
+        peak_bytes: the most that was in use on one of them; None if the device does not tell.
+        limit_bytes: how much JAX may use of each; None if the device does not tell.
+    """
+
+    kind: str
+    count: int
+    step_bytes: int
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+
+
 class Failed(WorkerMessage, frozen=True):
     """The request failed, because of the task or of the worker. ``trace`` is the traceback within
     user code, for display, and ``full`` all of it, for a file; they are not written to a tape."""
@@ -273,9 +296,10 @@ Request = (
     | Update
     | TrainTogether
     | Score
+    | MeasureDevices
     | Dismiss
 )
-Answer = Prepared | Laid | Installed | Ready | Trained | Copied | Scored | Failed | Alive
+Answer = Prepared | Laid | Installed | Ready | Trained | Copied | Scored | Devices | Failed | Alive
 
 encode = Encoder().encode
 decode_request = Decoder(Request).decode

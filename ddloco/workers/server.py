@@ -170,6 +170,8 @@ class Trainer:
                     self._begin_state()
                     self._take_in(self._read_in(source))
                 return self._score()
+            case rpc.MeasureDevices():
+                return self._measure()
             case rpc.Dismiss():
                 return rpc.Ready()
 
@@ -630,6 +632,24 @@ class Trainer:
             *(self._name, self._task, self._params, self._state), lambda: self._frozen
         )
         return rpc.Scored(*found) if found is not None else rpc.Scored(None)
+
+    def _measure(self) -> rpc.Devices:
+        batch = self._placement.batch(self._batches.draw_ahead())
+        number, t = self._loss.number(self._turn, 1), np.int32(0)
+        known = self._placement.shapes(self._params, self._opt_state, self._state)
+        program = self._update.lower(*known, Given(batch, number, t, self._frozen)).compile()
+        needs, (first, *_) = program.memory_analysis(), jax.local_devices()
+        told = first.memory_stats() or {}
+        return rpc.Devices(
+            first.device_kind,
+            len(jax.devices()) if self._placement.everywhere() else 1,
+            needs.argument_size_in_bytes
+            + needs.output_size_in_bytes
+            + needs.temp_size_in_bytes
+            - needs.alias_size_in_bytes,
+            told.get("peak_bytes_in_use"),
+            told.get("bytes_limit"),
+        )
 
     def _mean_step(
         self, params: Any, opt_state: Any, state: Any, given: "Given"

@@ -23,7 +23,8 @@ The same ratio follows for parameters of 1, 100 and 1,000 MB in a task whose ste
 (``large_task``), so that every copy of a parameter shows: the hardest case for a learner.
 Aim: 0.99 or more. Beside it the resident memory of the learner's worker and of the bare loop, its
 peak and what is left at the end: the worker's first step runs twice, and host copies are in memory
-that it shares with the actor.
+that it shares with the actor. And what a step needs on its device, also with the parameters divided
+on a mesh of four.
 """
 
 import tempfile
@@ -61,6 +62,13 @@ lr = 1e-3
 b1 = 0.0
 clip = 0.0
 """
+MESH = """
+[worker]
+mesh = { fsdp = 4 }
+
+[worker.env]
+JAX_NUM_CPU_DEVICES = "4"
+"""
 LARGE_BLOCK = 12
 """Steps of a block: one interval, in which every fragment is synchronised once."""
 
@@ -80,7 +88,7 @@ def measure(quick: bool) -> dict[str, Any]:
             path.write_text(LARGE_JOB.format(megabytes=megabytes))
             pairs = 2 if quick else 4 if megabytes > 100 else 12
             large[str(megabytes)] = pairs_of(path, pairs, LARGE_BLOCK)
-    return {**figures, "large": large}
+    return {**figures, "large": large, "mesh": on_mesh(1 if quick else 100)}
 
 
 def pairs_of(
@@ -98,6 +106,7 @@ def pairs_of(
             beside()
             if pair % 4 == 3:
                 say(f"pair {pair + 1} of {pairs}: {1e3 * jobs[-1]:.1f} ms, {1e3 * bares[-1]:.1f}")
+        devices = job.request("devices")
         processes = worker_of(job.process.pid, "learner-0"), bare.process.pid
         (peak, end), (bare_peak, bare_end) = map(resident_mb, processes)
     ratios = [b / j for b, j in zip(bares, jobs, strict=True)]
@@ -115,7 +124,21 @@ def pairs_of(
         "end_mb": end,
         "bare_peak_mb": bare_peak,
         "bare_end_mb": bare_end,
+        "device_mb": devices["step_bytes"] / 2**20,
     }
+
+
+def on_mesh(megabytes: int) -> dict[str, Any]:
+    """What a step needs on each of the devices of a mesh, in MB, and the worker's memory."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "job.toml"
+        path.write_text(LARGE_JOB.format(megabytes=megabytes) + MESH)
+        with servant(serve_job, path, LARGE_BLOCK) as job:
+            job.answer()
+            devices = job.request("devices")
+            peak, end = resident_mb(worker_of(job.process.pid, "learner-0"))
+    needs = devices["step_bytes"] / 2**20
+    return {"devices": devices["count"], "device_mb": needs, "peak_mb": peak, "end_mb": end}
 
 
 def worker_of(parent: int, actor: str) -> int:
@@ -147,10 +170,14 @@ def lines(figures: dict[str, Any]) -> list[str]:
             "{0:,} MB, bound by memory: {ratio:.3f}, 95 % {low:.3f} to {high:.3f} (aim 0.99): "
             "{1:.1f} ms a step in the job, {2:.1f} ms bare; {pairs} pairs of {block} steps; "
             "at most {peak_mb:,.0f} and {bare_peak_mb:,.0f} MB, {end_mb:,.0f} and "
-            "{bare_end_mb:,.0f} at the end".format(
+            "{bare_end_mb:,.0f} at the end, {device_mb:,.0f} MB on the device in a step".format(
                 int(size), 1e3 * each["job_s"], 1e3 * each["bare_s"], **each
             )
             for size, each in figures["large"].items()
+        ),
+        "{device_mb:,.0f} MB on each of {devices} devices in a step of the second of these if it "
+        "is divided; at most {peak_mb:,.0f} MB on the host, {end_mb:,.0f} at the end".format(
+            **figures["mesh"]
         ),
     ]
 
@@ -178,6 +205,7 @@ class GatedTime:
 def serve_job(connection: Connection, path: Path, block: int) -> None:
     """The job; says how long each block took, and continues when told."""
     import trio
+    from msgspec.structs import asdict
 
     from ddloco.job.config import load_job
     from ddloco.job.protocol.work import RunStep
@@ -185,6 +213,7 @@ def serve_job(connection: Connection, path: Path, block: int) -> None:
     from ddloco.stage.files.run_folder import open_folder
     from ddloco.stage.nodes import node
     from ddloco.stage.nodes.single_process import Cluster
+    from ddloco.workers import rpc
 
     job = load_job(path, ["job.learners=1", "job.steps=1000000"])
     since = 0.0
@@ -210,7 +239,12 @@ def serve_job(connection: Connection, path: Path, block: int) -> None:
             nonlocal since
             now = GatedTime.held_since = perf_counter()
             connection.send(now - since)
-            if not await trio.to_thread.run_sync(connection.recv):
+            asked = await trio.to_thread.run_sync(connection.recv)
+            if asked == "devices":
+                process = self._executor.capture._process
+                connection.send(asdict(await process.expect(rpc.MeasureDevices(), rpc.Devices)))
+                asked = await trio.to_thread.run_sync(connection.recv)
+            if not asked:
                 cluster.request_stop("measured")
             since = perf_counter()
             GatedTime.held_s += since - now

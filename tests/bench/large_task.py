@@ -4,6 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 ROWS, COLUMNS, BATCH = 24, 1024, 4
 
@@ -30,6 +31,15 @@ class LargeTask:
     def init(self, key: Any) -> Any:
         del key
         return {f"w{n:02}": jnp.full((self._rows, COLUMNS), 1e-3) for n in range(ROWS)}
+
+    def sharding(self, params: Any, mesh: Any) -> Any:
+        """All columns divided: the number of rows is odd at some sizes."""
+        del params, mesh
+        return PartitionSpec(None, "fsdp")
+
+    def batch_sharding(self, batch: Any, mesh: Any) -> None:
+        """The batch on every device: it is small, and its first dimension is the columns."""
+        del batch, mesh
 
     def loss(self, params: Any, batch: Any) -> Any:
         return sum(jnp.mean((w @ batch) ** 2) for w in params.values())

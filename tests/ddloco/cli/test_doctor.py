@@ -13,8 +13,11 @@ from ddloco.cli.parser import main
 from ddloco.job.config import job_from
 from ddloco.job.protocol.fragment_plan import Leaf, make_plan
 from ddloco.stage.files.keys import make_keys
+from ddloco.workers import rpc
 
 GIB = 2**30
+HERE = rpc.Devices("cpu", 1, GIB)
+"""Devices that do not tell how much memory they have."""
 
 
 def job(**tables):
@@ -212,16 +215,44 @@ def test_what_the_syncers_are_asked_for_needs_a_job(words, tmp_path, capsys):
 
 def test_too_few_cores(monkeypatch):
     """More threads of learners than cores make steps slower than the one that was timed."""
-    tried = doctor.Tried(None, "cpu: a processor", 1.0, 0.05, 8, 0)
+    tried = doctor.Tried(None, "cpu: a processor", 1.0, 0.05, 8, 0, HERE)
     three = job(job={"learners": 3}, worker={"threads": 2})
     for cores, status in ((5, "warning"), (6, "ok")):
         monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         found = doctor.step(tried, three)
         assert found.status == status
         assert ("6 threads of 3 learners share 5 cores" in found.said) == (status == "warning")
-    elsewhere = doctor.Tried(None, "gpu: a card", 1.0, 0.05, 8, 0)
+    elsewhere = doctor.Tried(None, "gpu: a card", 1.0, 0.05, 8, 0, HERE)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     assert doctor.step(elsewhere, three).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("needs", "limit", "status", "said"),
+    [
+        (12, None, "ok", "a step needs 12.0 GiB on each, which is memory of this machine"),
+        (12, 80, "ok", "a step needs 12.0 GiB on each, where 80.0 GiB may be used"),
+        (79, 80, "warning", "79.0 GiB on each, where 80.0 GiB"),
+        (81, 80, "problem", "81.0 GiB on each, where 80.0 GiB"),
+    ],
+)
+def test_a_step_must_fit_the_devices(needs, limit, status, said):
+    """As it was compiled; the mesh and the processes are named."""
+    limit = limit * GIB if limit is not None else None
+    found = doctor.devices(
+        rpc.Devices("a card", 8, needs * GIB, None, limit),
+        job(worker={"mesh": {"data": 2, "model": 4}, "processes": 2}),
+    )
+    assert found.status == status
+    assert found.said.startswith("8 of kind a card, mesh data=2 model=4, 2 processes; ")
+    assert said in found.said
+    assert bool(found.remedy) == (status != "ok")
+
+
+def test_the_devices_of_a_mesh_are_found(capsys):
+    """Eight virtual ones, each with its part of the step."""
+    _, found = call(["examples/mesh.toml"], capsys)
+    assert found["devices"]["said"].startswith("8 of kind cpu, mesh data=2 model=4; a step needs")
 
 
 def test_what_a_job_needs_of_the_machine_is_compared_with_it(tmp_path, capsys):
