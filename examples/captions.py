@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from examples.tiny_gpt import VOCABULARY, attention, mlp, normalised
-from examples.vit import PATCH, PATCHES, SIZES, Pictures, Size, digits, patches
+from examples.vit import PATCH, PATCHES, SIZES, Pictures, Size, blocks, digits, patches
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SENTENCES = ("a handwritten {}", "this is the digit {}", "somebody wrote {} here")
@@ -59,21 +59,7 @@ class Captions:
                 "byte": normal(VOCABULARY, width),
                 "place": normal(PATCHES + LENGTH, width),
             },
-            "blocks": {
-                str(i): {
-                    "attn": {
-                        "norm": jnp.ones(width),
-                        "qkv": normal(width, 3 * width),
-                        "out": normal(width, width) / 4,
-                    },
-                    "mlp": {
-                        "norm": jnp.ones(width),
-                        "up": normal(width, 4 * width),
-                        "down": normal(4 * width, width) / 4,
-                    },
-                }
-                for i in range(self.size.layers)
-            },
+            "blocks": blocks(normal, self.size),
             "norm": jnp.ones(width),
             "head": normal(width, VOCABULARY),
         }

@@ -7,6 +7,7 @@ Nothing is downloaded: the 1,797 pictures are part of scikit-learn. Every fifth 
 each learner trains on its own part of the others.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -85,6 +86,26 @@ def attention(params: dict[str, jax.Array], x: jax.Array, heads: int) -> jax.Arr
     return jnp.einsum("nhqk,nkhd->nqhd", chances, v).reshape(x.shape) @ params["out"]
 
 
+def blocks(normal: Callable[[int, int], jax.Array], size: Size) -> dict[str, Any]:
+    """Return new parameters of a transformer's blocks."""
+    width = size.width
+    return {
+        str(i): {
+            "attn": {
+                "norm": jnp.ones(width),
+                "qkv": normal(width, 3 * width),
+                "out": normal(width, width) / 4,
+            },
+            "mlp": {
+                "norm": jnp.ones(width),
+                "up": normal(width, 4 * width),
+                "down": normal(4 * width, width) / 4,
+            },
+        }
+        for i in range(size.layers)
+    }
+
+
 class VisionTransformer:
     """The task for `ddloco`."""
 
@@ -102,21 +123,7 @@ class VisionTransformer:
 
         return {
             "embed": {"patch": normal(PATCH * PATCH, width), "place": normal(PATCHES, width)},
-            "blocks": {
-                str(i): {
-                    "attn": {
-                        "norm": jnp.ones(width),
-                        "qkv": normal(width, 3 * width),
-                        "out": normal(width, width) / 4,
-                    },
-                    "mlp": {
-                        "norm": jnp.ones(width),
-                        "up": normal(width, 4 * width),
-                        "down": normal(4 * width, width) / 4,
-                    },
-                }
-                for i in range(self.size.layers)
-            },
+            "blocks": blocks(normal, self.size),
             "norm": jnp.ones(width),
             "head": normal(width, CLASSES),
         }

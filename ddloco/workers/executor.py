@@ -247,6 +247,7 @@ class WorkExecutor(Doer):
             for _, copy in copies:
                 copy.written.set()
             trained = fitting(await answer, rpc.Trained)
+            self.state.release()
             for region in lent:
                 self._arena.free(region)
             if out is not None:

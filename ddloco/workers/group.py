@@ -8,6 +8,7 @@ have. The others' answers are not waited for.
 A learner is one failure domain: if a rank ends, or gives no sign of life, all end at once.
 """
 
+import mmap
 import os
 import secrets
 import selectors
@@ -28,6 +29,7 @@ from jax.experimental import multihost_utils
 from ddloco.workers import rpc
 from ddloco.workers.devices import open_devices
 from ddloco.workers.fork_protocol import Rank
+from transport import Bytes
 
 BEAT_S = 1.0
 """Interval, in seconds, of signs of life."""
@@ -302,6 +304,16 @@ class _Watch:
 
 
 decode_outcome = msgspec.msgpack.Decoder(Outcome | None).decode
+
+
+class OtherArena:
+    """In place of the actor's memory, for a rank that does not see it: pages that are never used,
+    for the shapes of what rank 0 has there."""
+
+    def region(self, offset: int, nbytes: int) -> Bytes:
+        """As many bytes, somewhere."""
+        del offset
+        return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
 
 
 def _bytes_of(array: Any) -> Any:

@@ -154,7 +154,7 @@ class Own(Struct, frozen=True, array_like=True):
 class Install(WorkerMessage, frozen=True):
     """Replace the whole state by the contents of these regions, in order. A peer's state is only
     accepted if it is finite; with ``own`` it is this worker's state from a snapshot, and is always
-    accepted."""
+    accepted. The regions stay as they are until the next step is finished, which may run twice."""
 
     pieces: tuple[Span, ...]
     own: Own | None = None

@@ -1,6 +1,6 @@
 """The work of sending a learner's whole state, and of installing a peer's."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 import trio
 import xxhash
@@ -40,6 +40,8 @@ class StateTransfer(Doer):
         self.piece_bytes = PIECE_BYTES
         self._arrays = arrays
         self._process = process
+        self._installed: list[Bytes] = []
+        """What the worker has installed, and reads again if it runs its next step twice."""
 
     @does(CopyState)
     def copy(self, work: CopyState) -> Awaitable[StateCopied]:
@@ -81,11 +83,23 @@ class StateTransfer(Doer):
         pieces = [self._arrays.get(handle) for handle in work.pieces]
         whole = [each.region if isinstance(each, HostCopy) else each for each in pieces]
         lent: list[Region] = []
-        spans = tuple(rpc.span_of(self._arrays.share(each.data, lent)) for each in whole)
+        regions = [self._arrays.share(each.data, lent) for each in whole]
+        kept = self._borrowed(regions)
+        spans = tuple(map(rpc.span_of, regions))
         installed = await self._process.expect(rpc.Install(spans), rpc.Installed)
+        if installed.sound:
+            self._installed = kept
         for region in lent:
             self._arrays.shared.free(region)
         return StateInstalled(work.work, installed.sound)
+
+    def _borrowed(self, regions: Sequence[Region]) -> list[Bytes]:
+        shared = self._arrays.shared
+        return [shared.borrow(each, 0, len(each.data)) for each in regions]
+
+    def release(self) -> None:
+        """Let the memory of an installed state be used again: a step is finished."""
+        self._installed.clear()
 
     async def restore(self, state: Bytes, own: rpc.Own) -> None:
         """Have a new worker continue from its own state in a snapshot.
@@ -98,6 +112,7 @@ class StateTransfer(Doer):
             said = f"a state of {len(state)} bytes, here it has {self.nbytes}"
             raise WorkerRequestError(rpc.Failed("task", said))
         region = self._arrays.lend(state)
+        self._installed = self._borrowed([region])
         request = rpc.Install((rpc.span_of(region),), own)
         await self._process.expect(request, rpc.Installed)
         self._arrays.shared.free(region)

@@ -10,9 +10,9 @@ from ddloco.job.protocol.fragment_plan import make_plan
 from ddloco.stage.arrays.shared_memory import ArenaView, SharedMemory
 from ddloco.workers import rpc
 from ddloco.workers.rpc import span_of
-from ddloco.workers.server import Trainer
 from ddloco.workers.task import TaskError
 from ddloco.workers.tensor_sums import packed, tensor_sums
+from ddloco.workers.trainer import Trainer
 from tests.tasks import Regression
 
 MESHES = [{"data": 8}, {"fsdp": 8}, {"data": 2, "model": 4}, {"data": 2, "fsdp": 2, "model": 2}]

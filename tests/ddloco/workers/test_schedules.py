@@ -10,7 +10,7 @@ from ddloco.workers import rpc
 from ddloco.workers.rpc import span_of
 from ddloco.workers.schedules import follow_global_step, with_extra_arguments, with_schedule
 from ddloco.workers.task import TaskError
-from tests.ddloco.workers.test_server import Harness, arena
+from tests.ddloco.workers.test_trainer import Harness, arena
 
 __all__ = ["arena"]
 
@@ -92,7 +92,7 @@ def test_a_schedule_that_is_not_told_the_step_says_where_it_belongs():
 def test_an_optimizer_may_adapt_to_the_loss(arena, monkeypatch):
     """`reduce_on_plateau` needs it as `value`; and the state of it travels."""
     adapting = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1))
-    monkeypatch.setattr("ddloco.workers.server.inner_optimizer", lambda inner: adapting)
+    monkeypatch.setattr("ddloco.workers.trainer.inner_optimizer", lambda inner: adapting)
     donor = Harness(arena)
     donor.begin()
     for _ in range(3):

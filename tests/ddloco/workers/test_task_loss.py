@@ -8,7 +8,7 @@ import pytest
 from ddloco.workers import rpc
 from ddloco.workers.task import TaskError, loss_takes
 from ddloco.workers.task_loss import TaskLoss, check_metrics, held_out
-from tests.ddloco.workers.test_server import Harness, arena
+from tests.ddloco.workers.test_trainer import Harness, arena
 from tests.tasks import Keyed, Misnamed, Regression
 
 __all__ = ["arena"]

@@ -11,7 +11,7 @@ from ddloco.workers.rpc import span_of
 from ddloco.workers.task import TaskError, load_task
 from ddloco.workers.task_loss import TaskLoss
 from ddloco.workers.task_state import StateLayout
-from tests.ddloco.workers.test_server import Harness, arena
+from tests.ddloco.workers.test_trainer import Harness, arena
 from tests.tasks import Regression, Stateful
 
 __all__ = ["arena"]

@@ -15,11 +15,13 @@ from ddloco.job.protocol.state_layout import piece_slice, pieces_of
 from ddloco.job.protocol.work import FromShard
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView, SharedMemory
 from ddloco.workers import rpc
+from ddloco.workers.first_step import SavedTree
 from ddloco.workers.inner_optimizer import schedule_counts, with_counts
 from ddloco.workers.rpc import span_of
-from ddloco.workers.server import Trainer, fulfilled
+from ddloco.workers.server import fulfilled
 from ddloco.workers.task import TaskError
 from ddloco.workers.tensor_sums import packed, tensor_sums
+from ddloco.workers.trainer import Trainer
 from tests.tasks import Regression
 
 
@@ -235,7 +237,7 @@ def test_an_optimizer_whose_state_is_no_plain_numbers_cannot_be_copied(arena, mo
         return updates, (inner, state[1])
 
     keyed = optax.GradientTransformation(init, update)
-    monkeypatch.setattr("ddloco.workers.server.inner_optimizer", lambda inner: keyed)
+    monkeypatch.setattr("ddloco.workers.trainer.inner_optimizer", lambda inner: keyed)
     harness = Harness(arena)
     assert 0 == harness.state_bytes
     harness.begin()
@@ -299,7 +301,7 @@ def test_schedules_go_on_where_moments_begin_anew(name):
 def cosine(monkeypatch):
     """Learners whose rate falls to nothing within four steps."""
     rate = optax.cosine_decay_schedule(0.1, 4)
-    monkeypatch.setattr("ddloco.workers.server.inner_optimizer", lambda inner: optax.adamw(rate))
+    monkeypatch.setattr("ddloco.workers.trainer.inner_optimizer", lambda inner: optax.adamw(rate))
 
 
 def moved(harness, **more):
@@ -612,3 +614,32 @@ def test_a_learner_may_have_batches_of_its_own_size(arena):
     assert sizes == [8, 3]
     with pytest.raises(TaskError, match=r"batch is 3, and batches\(\) has no parameter batch"):
         Harness(arena, batch=3)
+
+
+def test_a_learner_that_begins_or_continues_saves_nothing_on_the_host(arena, monkeypatch):
+    """What it was given is read again from the actor's memory when its first step runs twice."""
+    saved = []
+
+    class Weighed(SavedTree):
+        def __init__(self, tree):
+            saved.append(sum(leaf.nbytes for leaf in jax.tree.leaves(tree)))
+            super().__init__(tree)
+
+    monkeypatch.setattr("ddloco.workers.trainer.SavedTree", Weighed)
+    donor, spans = Harness(arena, optimizer="adamw"), []
+    donor.begin()
+    donor.train()
+    _, _, whole = donor.train()
+    state = donor.state()
+    for p in range(len(donor.plan.fragments)):
+        start, stop = donor.plan.fragment_slice(p)
+        region = arena.allocate(stop - start)
+        region.data[:] = np.frombuffer(whole[start:stop], np.uint8)
+        spans.append((p, span_of(region)))
+    fresh, taker = Harness(arena, optimizer="adamw"), Harness(arena, optimizer="adamw")
+    saved.clear()
+    fresh.ask(rpc.Train(1, tuple(spans), None, 0))
+    taker.ask(rpc.Install((span_of(state),)))
+    assert taker.train(skipped=2) == donor.train()
+    assert saved == [0, 0]
+    assert taker.train() == donor.train()

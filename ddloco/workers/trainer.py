@@ -1,0 +1,756 @@
+"""The JAX worker's state: one task, one model, one step at a time. It needs jax.
+
+It is deterministic: the same requests give the same bytes. Only the modules whose docstrings say
+that they need jax import it, all in this folder.
+"""
+
+import contextlib
+import math
+import platform
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import optax
+import xxhash
+
+from ddloco.job.protocol.fragment_plan import STATE, FragmentPlan, Leaf
+from ddloco.job.protocol.state_layout import Moments
+from ddloco.job.protocol.work import FromShard
+from ddloco.stage.arrays.shared_memory import PAGE, ArenaView
+from ddloco.workers import rpc
+from ddloco.workers.data_stream import DataStream, ShardStream, pack_cursor, unpack_cursor
+from ddloco.workers.devices import fingerprint, keep_compiled_programs, open_devices
+from ddloco.workers.first_step import Named, SavedTree, difference, digests
+from ddloco.workers.group import Group, OtherArena
+from ddloco.workers.inner_optimizer import (
+    count_places,
+    counts_at,
+    inner_optimizer,
+    schedule_counts,
+    with_counts,
+)
+from ddloco.workers.parameters import named_leaves, shapes_and_names
+from ddloco.workers.placement import OneDevice, OnGroup, OnMesh
+from ddloco.workers.schedules import GLOBAL_STEP, with_extra_arguments, with_schedule
+from ddloco.workers.task import TaskError, load_task, stream_of
+from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
+from ddloco.workers.task_sources import sources_of
+from ddloco.workers.task_state import StateLayout
+from ddloco.workers.tensor_sums import packed, tensor_sums
+from transport import DTYPES, Bytes, Pieces, aligned
+
+STEP_MAX = 2**31 - 1
+"""The largest global step that fits JAX's integers."""
+
+
+class CorruptionError(Exception):
+    """A step that was run twice had two results."""
+
+
+class Given(NamedTuple):
+    """What a step is given besides the learner's state: a batch, its number, the global step, and
+    the task's frozen arrays."""
+
+    batch: Any
+    number: Any
+    t: Any
+    frozen: Any
+
+
+def _has_bytes(leaf: Any) -> bool:
+    return not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+
+
+class Trainer:
+    """The task's parameters, optimizer state and data, and the operations on them."""
+
+    def __init__(
+        self,
+        arena: ArenaView | OtherArena,
+        *,
+        compiles_ahead: bool = True,
+        saying: int | None = None,
+        group: Group | None = None,
+    ) -> None:
+        self._arena = arena
+        self._group = group
+        self._saying = saying
+        """Where standard error goes while the devices are opened; see ``open_devices``."""
+        self._compiles_ahead = compiles_ahead
+        """Whether the step is compiled before it runs, if that is asked for."""
+        self._compiling: threading.Thread | None = None
+        self._plan: FragmentPlan | None = None
+        self._params: Any = None
+        self._state: Any = None
+        """The task's state, beside the parameters; see ``task_state``."""
+        self._stated = False
+        """Whether it is a state yet, and not its shapes only."""
+        self._opt_state: Any = None
+        self._installed: Sequence[rpc.Span] | None = None
+        """Where the state is still in the actor's memory that was installed since the last step."""
+        self._tried = False
+        """Whether the first step has been run twice to check that it is deterministic."""
+        self._spoilt = False
+        self._last: rpc.Trained | None = None
+        self._streams: dict[int, ShardStream] = {}
+        """The open streams, by data shard; one, unless the job has ``job.shards``."""
+        self._turn = 0
+        """The data shard of the step that runs, or of the last one."""
+        self._counts: list[int] = []
+        self._count_places: list[int] | None = None
+        """Where the counts of schedules are among the leaves of the optimizer's state."""
+        self._gradient: Any = None
+        self._device_s = 0.0
+        """How long the device last needed for a step."""
+
+    def answer(self, request: rpc.Request) -> rpc.Answer:
+        """Fulfil one request."""
+        match request:
+            case rpc.Prepare():
+                return self._prepare(request)
+            case rpc.Lay(plan):
+                return self._lay(plan)
+            case rpc.Fill(out):
+                self._initialise()
+                self._copy_out(self._leaves(), out)
+                return rpc.Ready()
+            case rpc.Touch(out):
+                self._arena.region(out.offset, out.nbytes)[::PAGE] = 0
+                return rpc.Ready()
+            case rpc.CompileAhead():
+                if self._compiles_ahead:
+                    self._compile_ahead()
+                return rpc.Ready()
+            case rpc.CopyOut(out):
+                self._copy_out(self._leaves(), out)
+                self._copy_moments(self._arena.region(out.offset, out.nbytes))
+                return rpc.Copied(self._last)
+            case rpc.Install():
+                return rpc.Installed(self._install(request))
+            case rpc.CopyFragments(copies):
+                leaves = self._leaves()
+                for fragment, out in copies:
+                    region = self._arena.region(out.offset, out.nbytes)
+                    self._copy_fragment(leaves, fragment, region)
+                return rpc.Ready()
+            case rpc.Train():
+                return self._train(request)
+            case rpc.Differentiate():
+                return self._differentiate(request)
+            case rpc.Update():
+                return self._update_with(request)
+            case rpc.TrainTogether(shards, steps):
+                return self._train_together(shards, steps)
+            case rpc.Score(source):
+                if source is not None:
+                    self._begin_state()
+                    self._take_in(self._read_in(source))
+                return self._score()
+            case rpc.MeasureDevices():
+                return self._measure()
+            case rpc.Dismiss():
+                return rpc.Ready()
+
+    def _prepare(self, request: rpc.Prepare) -> rpc.Prepared:
+        self._name = request.task
+        # Random numbers that user code draws without a seed of its own depend on the job's seed.
+        random.seed(f"{request.seed}/{request.shard}")
+        np.random.seed([request.seed % 2**32, request.shard or 0])  # noqa: NPY002, user code's
+        task = self._task = load_task(request.task, request.options)
+        if self._saying is not None:
+            open_devices(self._saying)
+        keep_compiled_programs()
+        self._seed = request.seed
+        self._shard = request.shard
+        mesh = request.mesh
+        self._loss = TaskLoss(task, request.task, request.seed)
+        if self._group is not None:
+            self._placement = OnGroup(mesh, task, request.task, self._group)
+        else:
+            self._placement = OnMesh(mesh, task, request.task) if mesh else OneDevice()
+        self._params, names = shapes_and_names(task.init, self._seed)
+        begin = getattr(task, "init_state", None)
+        self._state = shapes_and_names(begin, self._seed)[0] if begin is not None else None
+        self._layout = StateLayout(self._state)
+        self._tree = jax.tree.structure(self._params)
+        self._check_trained(names)
+        self._placement.lay(self._params, self._layout.merged, self._seed)
+        self._names = [*names, *self._layout.names]
+        self._index = {name: index for index, name in enumerate(self._names)}
+        leaves = tuple(
+            Leaf(name, tuple(leaf.shape), np.dtype(leaf.dtype).name)
+            for name, leaf in zip(self._names, self._leaves(), strict=True)
+        )
+        known = {"shards": request.shards, "seed": request.seed}
+        self._stream = stream_of(task, request.task, batch=request.batch, **known)
+        if request.shard is not None:
+            self._turn = request.shard
+            self._open(request.shard)
+        self._frozen = self._frozen_digest = {}
+        make = getattr(task, "frozen", None)
+        if make is not None:
+            arrays = jax.tree.map(np.asarray, make())
+            self._frozen_digest = {"frozen": batch_digest(arrays).hex()}
+            self._frozen = self._placement.frozen(arrays)
+        self._optimizer: Any = with_extra_arguments(
+            getattr(task, "optimizer")()  # noqa: B009, optional, so not in the protocol
+            if hasattr(task, "optimizer")
+            else with_schedule(inner_optimizer(request.inner), request.inner, request.steps)
+        )
+        self._lay_moments()
+        self._update: Any = jax.jit(
+            self._step, donate_argnums=(0, 1, 2), **self._placement.results(self._opt_shapes, 3)
+        )
+        self._programs: Callable[[], int] = self._update._cache_size
+        everywhere = self._placement.everywhere()
+        self._sums = jax.jit(partial(tensor_sums, divided=bool(everywhere)), **everywhere)
+        self._leaves_if_corrupt = request.leaves_if_corrupt
+        found = {**fingerprint(), **self._placement.fingerprint(), **self._frozen_digest}
+        return rpc.Prepared(leaves, found, sources_of(request.task.partition(":")[0]))
+
+    def _lay_moments(self) -> None:
+        """Decide where the optimizer's state lies."""
+        try:
+            self._opt_shapes = jax.eval_shape(self._optimizer.init, self._params)
+        except Exception:  # noqa: BLE001, with such an optimizer the state cannot be transferred
+            self._opt_shapes = None
+        self._placement.lay_moments(self._params, self._opt_shapes, self._layout.local)
+
+    def _lay(self, plan: FragmentPlan) -> rpc.Laid:
+        self._plan = plan
+        self._order = [self._index[leaf.name] for each in plan.fragments for leaf in each]
+        leaves, self._moments_tree = jax.tree.flatten(self._opt_shapes)
+        try:
+            self._moments = Moments([*leaves, *self._layout.local], plan.total_bytes)
+        except TypeError:  # Such a state cannot be transferred.
+            return rpc.Laid(0)
+        if self._opt_shapes is None:
+            return rpc.Laid(0)
+        return rpc.Laid(self._moments.stop)
+
+    def _install(self, request: rpc.Install) -> bool:
+        """Install a state in place of the current one; a peer's only if it is finite."""
+        own = request.own
+        if own is not None:
+            self._go_to(own)
+        params, leaves = self._read_state(request.pieces)
+        numbers = (*params, *leaves)
+        sound = own is not None or all(bool(jnp.isfinite(leaf).all()) for leaf in numbers)
+        if not sound:
+            return False
+        count = self._moments_tree.num_leaves
+        self._take_in(params, leaves[count:])
+        if own is not None:
+            # If a snapshot is taken before the next step, it must contain the same again.
+            self._last = own.last
+            self._spoilt = own.last is not None and not math.isfinite(own.last.loss)
+        self._opt_state = jax.tree.unflatten(self._moments_tree, leaves[:count])
+        self._installed = request.pieces
+        return True
+
+    def _read_state(self, pieces: Sequence[rpc.Span]) -> tuple[list[Any], list[Any]]:
+        """Read a whole state: what is in fragments; the optimizer's state and what is local."""
+        state = Pieces([self._arena.region(each.offset, each.nbytes) for each in pieces])
+        params = self._read_leaves(state)
+        views = zip(self._moments.read(state), self._placement.moments, strict=True)
+        return params, [self._placement.put(view, sharding) for view, sharding in views]
+
+    def _check_trained(self, names: list[str]) -> None:
+        for name, leaf in zip(names, jax.tree.leaves(self._params), strict=True):
+            if name.startswith(STATE):
+                raise TaskError(
+                    f"task {self._name}: parameter {name!r}: {STATE!r} begins a state's"
+                )
+            if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+                raise TaskError(
+                    f"task {self._name}: parameter {name!r} is {leaf.dtype}, which cannot be "
+                    "trained; return it from init_state(key) in place of init(key)"
+                )
+
+    def _initialise(self) -> None:
+        self._params = self._placement.params(self._task.init, jax.random.key(self._seed))
+        self._begin_state()
+
+    def _begin_state(self) -> None:
+        """Make the state. A learner has it from the global fragments, but for what is local."""
+        if self._stated:
+            return
+        self._stated, begin = True, getattr(self._task, "init_state", None)
+        if begin is None:
+            return
+        key = jax.random.key(self._seed)
+        # So that random keys of two learners are two.
+        own = key if self._shard is None else jax.random.fold_in(key, self._shard)
+        self._state = self._placement.state(begin(own))
+
+    def _step(self, params: Any, opt_state: Any, state: Any, given: "Given") -> tuple[Any, ...]:
+        batch, number, t, frozen = given
+        found, gradients = value_and_gradient(self._loss)(params, state, batch, number, frozen)
+        loss, (state, metrics) = found
+        taken = self._take_step(params, opt_state, gradients, t, value=loss)
+        return *taken, state, loss, metrics
+
+    def _compile_ahead(self) -> None:
+        """Trace and compile the step in a thread, from the first batch and the shapes of everything
+        else. The batch is drawn here: a stream may want to be used in one thread only.
+
+        What user code raises meanwhile it will raise again in the step itself.
+        """
+        with contextlib.suppress(Exception):
+            batch = self._batches.draw_ahead()
+            if batch is None:
+                return
+            given = self._placement.shapes(self._params, self._opt_shapes, self._state)
+            number, t = self._loss.number(self._turn, 1), np.int32(0)
+            given = *given, Given(self._placement.batch(batch), number, t, self._frozen)
+            self._compiling = threading.Thread(target=self._compile, args=given, daemon=True)
+            self._compiling.start()
+
+    def _compile(self, *given: Any) -> None:
+        with contextlib.suppress(Exception):
+            self._update.lower(*given).compile()
+
+    def _train(self, request: rpc.Train) -> rpc.Trained:
+        if self._compiling is not None:
+            self._compiling.join()
+            self._compiling = None
+        self._begin_state()
+        for fragment, span in request.overwrites:
+            self._overwrite(fragment, self._arena.region(span.offset, span.nbytes))
+        self._take_turn(request)
+        first, self._tried = not self._tried, True
+        before = self._batches.position() if first else b""
+        asked_at = time.monotonic()
+        drawn, number = self._draw()
+        data_s = time.monotonic() - asked_at
+        digest, t = batch_digest(drawn), np.int32(min(request.t, STEP_MAX))
+        given = Given(self._placement.batch(drawn), number, t, self._frozen)
+        if self._opt_state is None or (self._spoilt and request.overwrites):
+            # The optimizer's moments of non-finite gradients would spoil the new parameters.
+            counts = schedule_counts(self._opt_state) if self._spoilt else self._counts
+            made_again = partial(self._first_moments, counts)
+            self._opt_state = made_again()
+        else:
+            made_again = None
+        once: dict[Named, bytes] = {}
+        if first:
+            self._batches.check(before, digest, batch_digest)
+        if first or request.check:
+            once = self._run_and_restore(given, request, made_again)
+        self._installed = None  # The actor uses its memory again after this step.
+        begun_at, programs = time.monotonic(), self._programs()
+        self._params, self._opt_state, self._state, loss, metrics = self._update(
+            self._params, self._opt_state, self._state, given
+        )
+        # The call returns when the step has been compiled, before it is computed.
+        again = not first and self._programs() > programs
+        compiling_s = time.monotonic() - begun_at if again else 0.0
+        begun_at += compiling_s
+        leaves = self._leaves()
+        sums = self._sums([leaves[index] for index in self._order])
+        if first:
+            loss.block_until_ready()
+            self._device_s = time.monotonic() - begun_at
+        tokens = self._tokens(drawn)
+        data_s += self._drawn_ahead(begun_at, loss, request.data)
+        corrupt = ""
+        if first or request.check:
+            twice = self._digests(self._params, self._opt_state, self._state, loss, request.check)
+            corrupt = self._compared(once, twice, request.step, first=first)
+        loss = float(loss)  # Waits for the device.
+        self._spoilt = not math.isfinite(loss)
+        if request.out is not None:
+            self._copy_out(leaves, request.out)
+        told = self._cursor(), said(metrics)
+        self._last = rpc.Trained(loss, tokens, digest, *told, tensors=packed(sums), corrupt=corrupt)
+        return msgspec.structs.replace(self._last, data_s=data_s, compiling_s=compiling_s)
+
+    def _drawn_ahead(self, begun_at: float, loss: Any, data: FromShard | None) -> float:
+        """Draw the next batch while the device computes the step that began at ``begun_at``; its
+        loss comes later. Returns how long the device waited for the batch, in seconds.
+
+        If it is done by then, it is not known since when: it needs as long as the last time that it
+        was not.
+        """
+        drawing_at = time.monotonic()
+        coming = self._turn if data is None else data.held[1 % len(data.held)]
+        if coming in self._streams:
+            self._streams[coming].data.draw_ahead()
+        drawn_at = time.monotonic()
+        if not loss.is_ready():
+            loss.block_until_ready()
+            self._device_s = time.monotonic() - begun_at
+            return 0.0
+        return max(drawn_at - max(drawing_at, begun_at + self._device_s), 0.0)
+
+    @property
+    def _batches(self) -> DataStream:
+        assert self._streams, "only learners train, and they have a shard"
+        return self._streams[self._turn].data
+
+    def _draw(self) -> tuple[Any, Any]:
+        """The next batch, and its number if the loss takes a key."""
+        batch, stream = self._batches.next(), self._streams[self._turn]
+        stream.used += 1
+        return batch, self._loss.number(self._turn, stream.used)
+
+    def _cursor(self) -> bytes:
+        """The positions of stream and schedules."""
+        if self._count_places is None:
+            self._count_places = count_places(self._opt_state)
+        counts = counts_at(self._opt_state, self._count_places)
+        return pack_cursor(self._batches.position(), counts)
+
+    def _open(self, shard: int) -> None:
+        """Open the stream of a data shard at its beginning."""
+        stream = self._stream(shard=shard)
+        self._streams[shard] = ShardStream(DataStream(self._name, stream, copied_batch))
+
+    def _take_turn(self, request: rpc.Train) -> None:
+        """Go to the data shard of a step, and close those that the learner does not hold now."""
+        data = request.data
+        if data is not None:
+            self._turn = data.held[0]
+            if data.opens:
+                self._open(self._turn)
+            self._streams = {n: each for n, each in self._streams.items() if n in data.held}
+        if request.skip:
+            self._leave_out(request.skip, request.cursor)
+
+    def _leave_out(self, count: int, cursor: bytes) -> None:
+        """Skip ``count`` used batches: go to ``cursor`` if it is known, or else draw them."""
+        position, counts = unpack_cursor(cursor) if cursor else (b"", [])
+        if self._opt_state is None:
+            self._counts = counts
+        self._streams[self._turn].used = count
+        if position:
+            self._batches.go_to(position)
+        else:
+            self._batches.draw_again(count)
+
+    def _go_to(self, own: rpc.Own) -> None:
+        """Open all streams of this worker's own state at their places."""
+        cursor = own.last.cursor if own.last is not None else b""
+        for at, (shard, used, place) in reversed([*enumerate(own.shards)]):
+            self._turn = shard
+            self._open(shard)
+            if used:
+                self._leave_out(used, cursor if at == 0 and cursor else place)
+        if not own.shards and own.drawn:
+            self._leave_out(own.drawn, cursor)
+
+    def _tokens(self, batch: Any) -> int:
+        """The number of tokens that the batch trains on, from the task."""
+        found = self._task.tokens(batch)
+        try:
+            tokens = int(found)
+        except (TypeError, ValueError):
+            said = f"tokens(batch) is {repr(found)[:80]}; want a whole number, 1 or more"
+            raise TaskError(f"task {self._name}: {said}") from None
+        if tokens < 1:
+            # Tokens are the weight of the contribution: with none it would never be merged.
+            raise TaskError(f"task {self._name}: tokens(batch) is {tokens}; want 1 or more")
+        return tokens
+
+    # Data-parallel jobs: replicas compute gradients, the coordinator computes the update.
+
+    def _differentiate(self, request: rpc.Differentiate) -> rpc.Trained:
+        if self._layout.names or self._layout.local:
+            raise TaskError(
+                f"task {self._name}: has a state, which data-parallel jobs cannot merge"
+            )
+        self._take_in(self._read_in(request.source))
+        drawn, number = self._draw()
+        given = self._params, None, self._placement.batch(drawn), number, self._frozen
+        once: dict[Named, bytes] | None = None
+        if self._gradient is None:
+            self._gradient = jax.jit(value_and_gradient(self._loss))
+            once = self._gradient_digests(self._gradient(*given)[1])
+        (loss, (_, metrics)), gradient = self._gradient(*given)
+        if once is not None:
+            self._check_same(once, self._gradient_digests(gradient))
+        self._copy_out(jax.tree.leaves(gradient), request.out)
+        numbers = float(loss), self._tokens(drawn), batch_digest(drawn)
+        return rpc.Trained(*numbers, metrics=said(metrics))
+
+    def _gradient_digests(self, gradient: Any) -> dict[Named, bytes]:
+        return digests(_named("gradient", self._names, jax.tree.leaves(gradient)))
+
+    def _update_with(self, request: rpc.Update) -> rpc.Ready:
+        if self._opt_state is None:
+            self._opt_state = self._optimizer.init(self._params)
+            self._apply = jax.jit(self._take_step, donate_argnums=(0, 1))
+        gradient = jax.tree.unflatten(self._tree, self._read_in(request.source))
+        t = np.int32(min(request.t, STEP_MAX))
+        self._params, self._opt_state = self._apply(self._params, self._opt_state, gradient, t)
+        self._copy_out(self._leaves(), request.out)
+        return rpc.Ready()
+
+    def _take_step(
+        self, params: Any, opt_state: Any, gradient: Any, t: Any, **extra: Any
+    ) -> tuple[Any, Any]:
+        """Take one step of the optimizer; ``value``, the loss, is for those that adapt to it."""
+        extra[GLOBAL_STEP] = t
+        updates, opt_state = self._optimizer.update(gradient, opt_state, params, **extra)
+        return optax.apply_updates(params, updates), opt_state
+
+    def _first_moments(self, counts: list[int]) -> Any:
+        """The optimizer's state before its first step, with its schedules at ``counts``."""
+        fresh = self._placement.init(self._optimizer, self._params)
+        return with_counts(fresh, counts, self._streams[self._turn].used - 1)
+
+    def _run_and_restore(
+        self,
+        given: "Given",
+        request: rpc.Train,
+        made_again: Callable[[], Any] | None,
+    ) -> dict[Named, bytes]:
+        """Run the first step, restore the state before it, and return the digests of the result.
+
+        What was installed or overwritten since the last step is read again, and a state of the
+        optimizer that can be ``made_again`` is made: only the rest is saved on the host.
+        """
+        leaves, installed = self._leaves(), self._installed
+        for fragment, _ in request.overwrites:
+            for leaf in self._laid.fragments[fragment]:
+                leaves[self._index[leaf.name]] = None
+        moments = self._opt_state if made_again is None else None
+        before = leaves, self._layout.local_of(self._state), moments
+        saved = SavedTree(before if installed is None else None)
+        del before
+        del leaves, moments
+        params, moments, state, loss, _ = self._update(
+            self._params, self._opt_state, self._state, given
+        )
+        found = self._digests(params, moments, state, loss, request.check)
+        del params, moments, state  # The device has room for one state.
+        self._params = self._opt_state = None
+        if installed is None:
+            leaves, local, self._opt_state = saved.restore()
+        else:
+            leaves, own = self._read_state(installed)
+            count = self._moments_tree.num_leaves
+            self._opt_state = jax.tree.unflatten(self._moments_tree, own[:count])
+            local = own[count:]
+        for fragment, span in request.overwrites:
+            self._fill_in(leaves, fragment, self._arena.region(span.offset, span.nbytes))
+        self._take_in(leaves, local)
+        if made_again is not None:
+            self._opt_state = made_again()
+        return found
+
+    def _digests(
+        self, params: Any, opt_state: Any, state: Any, loss: Any, all_of_it: bool
+    ) -> dict[Named, bytes]:
+        """The digests of what a step gives, by what it is and its name; with ``all_of_it`` also
+        those of the optimizer's state."""
+        merged, local = self._layout.merged_of(state), self._layout.local_of(state)
+        parameters = self._names[: self._tree.num_leaves]
+        found = digests(
+            [
+                (("loss", "loss"), loss),
+                *_named("parameters", parameters, jax.tree.leaves(params)),
+                *_named("state", self._layout.names, merged),
+                *_named("state", [f"whole number or key {i}" for i in range(len(local))], local),
+            ]
+        )
+        if all_of_it:
+            rows = [(("optimizer's state", name), leaf) for name, leaf in named_leaves(opt_state)]
+            found |= digests((row, leaf) for row, leaf in rows if _has_bytes(leaf))
+        return found
+
+    def _check_same(self, before: dict[Named, bytes], after: dict[Named, bytes]) -> None:
+        """Refuse a task whose first step gives two results; names the first tensor that differs."""
+        found = difference(before, after)
+        if found:
+            raise TaskError(
+                f"task {self._name}: differs between two runs of the same step, in {found}; "
+                "such a run could not be replayed"
+            )
+
+    def _compared(
+        self,
+        once: dict[Named, bytes],
+        twice: dict[Named, bytes],
+        step: int,
+        *,
+        first: bool,
+    ) -> str:
+        """What differs between two runs of a step, and where; empty if nothing does.
+
+        Raises:
+            TaskError: it is the first step, so the task is not deterministic.
+            CorruptionError: the machine has computed wrongly, and is not to be used any more.
+        """
+        if first:
+            self._check_same(once, twice)
+        found = difference(once, twice)
+        if not found:
+            return ""
+        kind = jax.devices()[0].device_kind
+        own = ", ".join(str(device.id) for device in jax.local_devices())
+        said = f"{found} on {kind} {own} of {platform.node()}"
+        if self._leaves_if_corrupt or self._group is not None:  # Others may not have noticed.
+            raise CorruptionError(f"silent corruption: step {step} had two results, in {said}")
+        return said
+
+    def _train_together(self, shards: tuple[int, ...], steps: int) -> rpc.Trained:
+        """Data-parallel training in one process: the baseline, on the learners' own batches."""
+        if self._opt_state is None:
+            self._initialise()
+            self._opt_state = self._optimizer.init(self._params)
+            self._together = [self._stream(shard=shard) for shard in shards]
+            self._steps = 0
+            self._mean_update = jax.jit(self._mean_step, donate_argnums=(0, 1, 2))
+        loss, tokens, digest = 0.0, 0, b""
+        for _ in range(steps):
+            batches = [stream.next() for stream in self._together]
+            self._steps += 1
+            numbers = [self._loss.number(shard, self._steps) for shard in shards]
+            digest = batch_digest(batches)
+            tokens += sum(self._tokens(batch) for batch in batches)
+            self._params, self._opt_state, self._state, mean = self._mean_update(
+                *(self._params, self._opt_state, self._state),
+                Given(batches, numbers, np.int32(self._steps - 1), self._frozen),
+            )
+            loss = float(mean)
+        return rpc.Trained(loss, tokens, digest)
+
+    def _score(self) -> rpc.Scored:
+        found = evaluated(
+            *(self._name, self._task, self._params, self._state), lambda: self._frozen
+        )
+        return rpc.Scored(*found) if found is not None else rpc.Scored(None)
+
+    def _measure(self) -> rpc.Devices:
+        batch = self._placement.batch(self._batches.draw_ahead())
+        number, t = self._loss.number(self._turn, 1), np.int32(0)
+        known = self._placement.shapes(self._params, self._opt_state, self._state)
+        program = self._update.lower(*known, Given(batch, number, t, self._frozen)).compile()
+        needs, (first, *_) = program.memory_analysis(), jax.local_devices()
+        told = first.memory_stats() or {}
+        return rpc.Devices(
+            first.device_kind,
+            len(jax.devices()) if self._placement.everywhere() else 1,
+            needs.argument_size_in_bytes
+            + needs.output_size_in_bytes
+            + needs.temp_size_in_bytes
+            - needs.alias_size_in_bytes,
+            told.get("peak_bytes_in_use"),
+            told.get("bytes_limit"),
+        )
+
+    def _mean_step(
+        self, params: Any, opt_state: Any, state: Any, given: "Given"
+    ) -> tuple[Any, ...]:
+        batches, numbers, t, frozen = given
+        both: list[Any] = []
+        step = value_and_gradient(self._loss)
+        for batch, number in zip(batches, numbers, strict=True):
+            (value, (state, _)), gradient = step(params, state, batch, number, frozen)
+            both.append((value, gradient))
+        loss, gradient = jax.tree.map(lambda *each: sum(each) / len(each), *both)
+        return *self._take_step(params, opt_state, gradient, t, value=loss), state, loss
+
+    # Conversion between the pytree and the plan's flat layout.
+
+    @property
+    def _laid(self) -> FragmentPlan:
+        assert self._plan is not None, "laid out before anything is copied"
+        return self._plan
+
+    def _views(self, fragment: int, data: Bytes | Pieces, at: int = 0) -> list[tuple[int, Any]]:
+        """(leaf index, array view) of each tensor in a fragment's bytes, which begin at ``at``."""
+        begin = self._laid.fragment_slice(fragment)[0] - at
+        views: list[tuple[int, Any]] = []
+        for index, leaf in enumerate(self._laid.fragments[fragment]):
+            start = self._laid.tensor_offset(fragment, index) - begin
+            view = data[start : start + leaf.nbytes].view(DTYPES[leaf.dtype])
+            views.append((self._index[leaf.name], view.reshape(leaf.shape)))
+        return views
+
+    def _leaves(self) -> list[Any]:
+        """Everything that is in fragments: the parameters, and the merged part of the state."""
+        return [*jax.tree.leaves(self._params), *self._layout.merged_of(self._state)]
+
+    def _take_in(self, leaves: list[Any], local: list[Any] | None = None) -> None:
+        """Replace what is in fragments; with ``local`` also the rest of the state."""
+        count = self._tree.num_leaves
+        self._params = jax.tree.unflatten(self._tree, leaves[:count])
+        if local is None:
+            local = self._layout.local_of(self._state)
+        else:
+            self._stated = True
+        self._state = self._layout.joined(leaves[count:], local)
+
+    def _overwrite(self, fragment: int, data: Bytes) -> None:
+        leaves = self._leaves()
+        self._fill_in(leaves, fragment, data)
+        self._take_in(leaves)
+
+    def _fill_in(self, leaves: list[Any], fragment: int, data: Bytes | Pieces, at: int = 0) -> None:
+        for index, view in self._views(fragment, data, at):
+            leaves[index] = self._placement.put(view, self._placement.leaves[index])
+
+    def _read_in(self, span: rpc.Span) -> list[Any]:
+        """Read everything that is in fragments: of a model or of a gradient."""
+        return self._read_leaves(self._arena.region(span.offset, span.nbytes))
+
+    def _read_leaves(self, source: Bytes | Pieces) -> list[Any]:
+        leaves: list[Any] = [None] * len(self._names)
+        for fragment in range(len(self._laid.fragments)):
+            self._fill_in(leaves, fragment, source, self._laid.fragment_slice(fragment)[0])
+        return leaves
+
+    def _copy_out(self, leaves: list[Any], span: rpc.Span) -> None:
+        """Write all leaves in the plan's layout."""
+        out = self._arena.region(span.offset, span.nbytes)
+        for fragment in range(len(self._laid.fragments)):
+            start, stop = self._laid.fragment_slice(fragment)
+            self._copy_fragment(leaves, fragment, out[start:stop])
+
+    def _copy_moments(self, out: Bytes) -> None:
+        """Write the optimizer's state, and what is local in the task's, to their places."""
+        own = [*jax.tree.leaves(self._opt_state), *self._layout.local_of(self._state)]
+        for leaf, view in zip(own, self._moments.read(out), strict=True):
+            self._placement.fetch(leaf, view)
+        self._moments.clear_padding(out)
+
+    def _copy_fragment(self, leaves: list[Any], fragment: int, out: Bytes) -> None:
+        """Write a fragment in the plan's layout, with zero padding: its memory may be used."""
+        plan = self._laid
+        begin = plan.fragment_slice(fragment)[0]
+        for index, view in self._views(fragment, out):
+            self._placement.fetch(leaves[index], view)
+        for index, leaf in enumerate(plan.fragments[fragment]):
+            end = plan.tensor_offset(fragment, index) + leaf.nbytes - begin
+            out[end : aligned(end)] = 0
+
+
+def _named(what: str, names: Sequence[str], arrays: Sequence[Any]) -> list[tuple[Named, Any]]:
+    return [((what, name), array) for name, array in zip(names, arrays, strict=True)]
+
+
+def copied_batch(batch: Any) -> Any:
+    """A batch with copies of its numpy arrays."""
+    return jax.tree.map(
+        lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
+    )
+
+
+def batch_digest(batch: Any) -> bytes:
+    """xxh3-128 over a batch's leaves: shapes, dtypes, bytes."""
+    digest = xxhash.xxh3_128()
+    for leaf in jax.tree.leaves(batch):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{array.shape}|{array.dtype}|".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.digest()
