@@ -217,7 +217,9 @@ class _Watch:
 
     def wait_for_all(self, number: int) -> None:
         """Wait until the other ranks have told their outcome, but not for one that cannot."""
-        self._wait(lambda: min(self._heard.values()) >= number, ALONE_S)
+        # Long enough to notice one that is lost, which may be why the request failed.
+        most_s = max(ALONE_S, self._rank.stall_s)
+        self._wait(lambda: min(self._heard.values()) >= number, most_s)
 
     def wait_for_ends(self) -> None:
         """Wait until the other ranks have ended, which is as it should be."""
@@ -232,11 +234,16 @@ class _Watch:
     # In the thread.
 
     def _run(self) -> None:
-        beat_at = 0.0
+        beat_at, looked_at = 0.0, time.monotonic()
+        rest_s = min(BEAT_S, self._rank.stall_s) / 4
         while True:
-            for key, _ in self._selector.select(LOOK_S if self._open else BEAT_S):
+            for key, _ in self._selector.select(LOOK_S if self._open else rest_s):
                 self._read(key.data)
             now = time.monotonic()
+            if now - looked_at > self._rank.stall_s / 2:
+                # This process was stopped, and perhaps the others with it.
+                self._heard_at = dict.fromkeys(self._heard_at, now)
+            looked_at = now
             for number in self._beats:
                 silent_s = now - self._heard_at[number]
                 if silent_s > self._rank.stall_s and not self._ending:

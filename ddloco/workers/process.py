@@ -28,6 +28,9 @@ T = TypeVar("T")
 DISMISS_S_MAX = 8.0
 """How long, in seconds, the other processes of a learner may take to end in good order."""
 
+LAST_LOOK_S = 0.5
+"""How long, in seconds, is looked once more for a sign of life that should have come."""
+
 EXIT_S_MAX = 5.0
 """How long, in seconds, to wait for the exit status of a worker whose socket has closed."""
 
@@ -188,16 +191,10 @@ class WorkerProcess:
             WorkerDiedError: it gave no sign of life for too long.
         """
         while True:
-            try:
-                with trio.fail_after(self._stall_s if self._tells_of_life else math.inf):
-                    await self._receive(rpc.LENGTH_BYTES)
-                    start = rpc.LENGTH_BYTES
-                    end = start + int.from_bytes(self._received[:start], "little")
-                    await self._receive(end)
-            except trio.TooSlowError:
-                self._process.kill()
-                said = f"worker process gave no sign of life for {self._stall_s:g} s"
-                raise WorkerDiedError(said) from None
+            start = rpc.LENGTH_BYTES
+            await self._receive(start)
+            end = start + int.from_bytes(self._received[:start], "little")
+            await self._receive(end)
             answer = rpc.decode_answer(self._received[start:end])
             del self._received[:end]
             if not isinstance(answer, rpc.Alive):
@@ -206,8 +203,13 @@ class WorkerProcess:
 
     async def _receive(self, nbytes: int) -> None:
         """Wait until so many bytes have been received."""
+        stall_s = self._stall_s if self._tells_of_life else math.inf
         while len(self._received) < nbytes:
-            piece = await self._stream.receive_some(rpc.READ_BYTES)
+            piece = await received_in_time(self._stream, stall_s)
+            if piece is None:
+                self._process.kill()
+                said = f"worker process gave no sign of life for {stall_s:g} s"
+                raise WorkerDiedError(said)
             if not piece:
                 raise EOFError
             self._received += piece
@@ -322,14 +324,21 @@ async def _ends_by_itself(stream: trio.SocketStream, stall_s: float) -> bool:
     did."""
     most_s = math.inf
     with contextlib.suppress(trio.BrokenResourceError):
-        while True:
-            with trio.move_on_after(most_s) as scope:
-                if not await stream.receive_some(rpc.READ_BYTES):
-                    return True
-            if scope.cancelled_caught:
-                return False
+        while piece := await received_in_time(stream, most_s):
             most_s = stall_s
+        return piece is not None
     return True
+
+
+async def received_in_time(stream: trio.SocketStream, most_s: float) -> bytes | bytearray | None:
+    """What arrives next, empty at the end; None if nothing arrives for so many seconds.
+
+    If this process was stopped meanwhile, the time is over, but something may have arrived.
+    """
+    for wait_s in (most_s, LAST_LOOK_S):
+        with trio.move_on_after(wait_s):
+            return await stream.receive_some(rpc.READ_BYTES)
+    return None
 
 
 def _forked(

@@ -124,8 +124,13 @@ class OwnProcess:
 
     def alive(self) -> None:
         """Tell the actor that this process works, unless it reads nothing now."""
-        with self._lock, contextlib.suppress(OSError):
-            self.link.send(rpc.framed(rpc.Alive()), socket.MSG_DONTWAIT)
+        if not self._lock.acquire(blocking=False):
+            return  # An answer is on its way, which says as much.
+        try:
+            with contextlib.suppress(OSError):
+                self.link.send(rpc.framed(rpc.Alive()), socket.MSG_DONTWAIT)
+        finally:
+            self._lock.release()
 
     def die(self, said: str, code: int = AGAIN) -> NoReturn:
         """End at once: JAX would wait for the other processes."""

@@ -354,11 +354,11 @@ class Trainer:
         again = not first and self._programs() > programs
         compiling_s = time.monotonic() - begun_at if again else 0.0
         begun_at += compiling_s
-        leaves = self._leaves()
-        sums = self._sums([leaves[index] for index in self._order])
-        if first:
+        if first:  # What follows is compiled now.
             loss.block_until_ready()
             self._device_s = time.monotonic() - begun_at
+        leaves = self._leaves()
+        sums = self._sums([leaves[index] for index in self._order])
         tokens = self._tokens(drawn)
         data_s += self._drawn_ahead(begun_at, loss, request.data)
         corrupt = ""

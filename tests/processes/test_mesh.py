@@ -74,3 +74,24 @@ def test_a_replay_without_the_devices_says_what_is_missing(run):
     assert code != 0
     assert "mesh data=2 model=4 needs 8 devices, here are 4" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_stop_of_all_processes_is_no_death(tmp_path):
+    """They are stopped and continued together, for longer than one of them may be silent."""
+    chaos = tmp_path / "chaos.toml"
+    chaos.write_text('[[fault]]\nwhat = "stall"\nwho = "learner-1"\nat_s = 3.0\nfor_s = 6.0\n')
+    folder = tmp_path / "run"
+    more = [
+        "--set=job.learners=2",
+        "--set=worker.processes=2",
+        "--set=worker.stall_s=2",
+        "--set=job.steps=300",
+    ]
+    words = ["--processes", "--dir", folder, "--chaos", chaos, "--set=task.size=tiny"]
+    code, said = ddloco("run", "examples/quickstart.toml", *words, *more)
+    assert code == 0, said
+    assert not list(folder.glob("**/learner-1.2*")), "the same incarnation goes on"
+    code, said = ddloco("replay", folder)
+    assert code == 0, said
+    assert "identical" in said

@@ -97,7 +97,9 @@ def test_of_a_learner_its_data_and_its_worker_are_followed_and_its_pace_is_named
     tables = {"learner-6": {"factor": 3.0, "shard": 2, "env": {"A": "1"}}}
     changed = job_from({**JOB, "learner": tables}, "test")
     assert overridden(changed, job) == {"learner.learner-6.factor": (3.0, 2.0)}
-    assert job_under(changed, job).learner["learner-6"] == LearnerTable(1.0, 2, None, {"A": "1"})
+    assert job_under(changed, job).learner["learner-6"] == LearnerTable(
+        factor=1.0, shard=2, env={"A": "1"}
+    )
     assert not overridden(job, job)
 
 

@@ -95,7 +95,9 @@ async def losses(processes, devices, mesh, steps=3):
 
 
 @pytest.mark.parametrize(
-    ("processes", "devices", "mesh"), [(2, 2, SHARED), (2, 1, {}), (4, 1, SHARED)], ids=str
+    ("processes", "devices", "mesh"),
+    [(2, 2, SHARED), pytest.param(2, 1, {}, marks=SLOW), pytest.param(4, 1, SHARED, marks=SLOW)],
+    ids=str,
 )
 async def test_it_computes_what_one_process_would(processes, devices, mesh):
     """With as many devices in one process: the same bits, in parameters, moments and losses."""
