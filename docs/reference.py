@@ -131,7 +131,8 @@ def _type(hint: Any) -> str:
     """Return a type in words, with its bounds."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return ", ".join([_type(arguments[0]), *_bounds(arguments[1:])])
+        unit = "keys" if typing.get_origin(arguments[0]) is dict else "characters"
+        return ", ".join([_type(arguments[0]), *_bounds(arguments[1:], unit)])
     if origin is typing.Literal:
         return " or ".join(f'`"{each}"`' for each in arguments)
     if origin in (types.UnionType, typing.Union):
@@ -145,14 +146,14 @@ def _type(hint: Any) -> str:
     return {int: "integer", float: "number", str: "text", bool: "true or false"}[hint]
 
 
-def _bounds(metas: tuple[Any, ...]) -> Iterator[str]:
+def _bounds(metas: tuple[Any, ...], unit: str) -> Iterator[str]:
     for meta in metas:
         for name, sign in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below")):
             bound = getattr(meta, name)
             if bound is not None and bound < 2**62:
                 yield f"{sign} {bound:,}" if isinstance(bound, int) else f"{sign} {bound:g}"
         if meta.max_length is not None:
-            yield f"at most {meta.max_length} characters"
+            yield f"at most {meta.max_length} {unit}"
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:

@@ -5,7 +5,7 @@ import pytest
 
 from ddloco.workers import rpc
 from examples.frameworks import Table, TorchStream
-from tests.ddloco.workers.test_server import Harness, arena
+from tests.ddloco.workers.test_trainer import Harness, arena
 
 __all__ = ["arena"]
 

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import socket
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import trio
@@ -13,7 +15,8 @@ import trio
 from ddloco.job.config import Inner, Worker
 from ddloco.job.protocol.fragment_plan import make_plan
 from ddloco.stage.arrays.shared_memory import SharedMemory
-from ddloco.workers import rpc
+from ddloco.workers import group, rpc
+from ddloco.workers.fork_protocol import Rank
 from ddloco.workers.process import WorkerDiedError, WorkerRequestError, open_worker
 
 DIVIDED = "tests.ddloco.workers.test_placement:divided"
@@ -207,3 +210,33 @@ def differing(what):
             return Differing(shard, seed)
 
     return Task()
+
+
+def test_strangers_are_turned_away():
+    """Rank 0 listens while the ranks meet, for those who know its token and are a rank."""
+    token, place = bytes(range(16)), Rank(0, 2, "127.0.0.1:1", 20.0)
+    said = [
+        b"GET / HTTP/1.1".ljust(group.PLACE_BYTES, b"\0"),
+        hello(bytes(16), 1, beats=False),
+        hello(token, 0, beats=False),
+        hello(token, 2, beats=True),
+        hello(token, 1, beats=False),
+        hello(token, 1, beats=True),
+    ]
+    with group._listener("127.0.0.1") as listener:
+        made = [socket.create_connection(listener.getsockname()) for _ in said]
+        for link, each in zip(made, said, strict=True):
+            link.sendall(each)
+        links = group._accepted(listener, place, token)
+    assert (links.requests.keys(), links.beats.keys(), links.hosts) == ({1}, {1}, {1: "host-b"})
+    for link in made[:4]:
+        link.settimeout(5)
+        assert link.recv(1) == b"", "its connection was closed"
+    for link in (*made, *links.requests.values(), *links.beats.values()):
+        link.close()
+
+
+def hello(token, number, *, beats):
+    """The beginning of a rank's link."""
+    said = msgspec.msgpack.encode(group.Hello(token, number, beats, "host-b"))
+    return said.ljust(group.PLACE_BYTES, b"\0")
