@@ -145,7 +145,7 @@ async def open_scorer(
     """
     with closing(SharedMemory()) as arena:
         kept = kept_modules(source.parent, job.job.task)
-        async with open_worker("observer.1", arena, job.worker, kept=kept) as process:
+        async with open_worker("observer.1", arena, job.worker_of(""), kept=kept) as process:
             plan = await _prepare(job, process)
 
             async def score(span: rpc.Span) -> rpc.Scored:

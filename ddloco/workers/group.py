@@ -37,10 +37,6 @@ BEAT_S = 1.0
 MEET_S_MAX = 300
 """How long, in seconds, a rank waits for the others at the beginning; JAX's own default."""
 
-ALONE_S = 5.0
-"""How long, in seconds, the other ranks may go on after one could not fulfil a request. If the
-request was at fault, rank 0 could not do it either, and tells the actor so."""
-
 LEAVE_S_MAX = 5.0
 """How long, in seconds, rank 0 waits for the others to end when they are dismissed."""
 
@@ -218,8 +214,7 @@ class _Watch:
     def wait_for_all(self, number: int) -> None:
         """Wait until the other ranks have told their outcome, but not for one that cannot."""
         # Long enough to notice one that is lost, which may be why the request failed.
-        most_s = max(ALONE_S, self._rank.stall_s)
-        self._wait(lambda: min(self._heard.values()) >= number, most_s)
+        self._wait(lambda: min(self._heard.values()) >= number, self._rank.stall_s)
 
     def wait_for_ends(self) -> None:
         """Wait until the other ranks have ended, which is as it should be."""
@@ -283,12 +278,13 @@ class _Watch:
 
     def _compare(self, now: float) -> None:
         """Compare the outcomes of the others with rank 0's own, once it has one: all draw the same
-        batches, of which each trains on a part; and what is refused is refused by all."""
+        batches, of which each trains on a part; and what one refuses all refuse, sooner or later.
+        """
         still: list[tuple[float, int, Outcome]] = []
         for at, number, outcome in self._open:
             with self._lock:
                 own = self._own.get(outcome.number)
-            if own is None and (not outcome.failed or now - at < ALONE_S):
+            if own is None and (not outcome.failed or now - at < self._rank.stall_s):
                 still.append((at, number, outcome))
             elif outcome.failed and not (own is not None and own.failed):
                 self.die(f"{self._name(number)}: {outcome.failed}")

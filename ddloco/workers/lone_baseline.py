@@ -37,7 +37,7 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
         stack.enter_context(closing(log))
         arena = stack.enter_context(closing(SharedMemory()))
         kept = kept_modules(folder, job.job.task)
-        opened = open_worker(job.job.method, arena, job.worker, kept=kept)
+        opened = open_worker(job.job.method, arena, job.worker_of(""), kept=kept)
         process = await stack.enter_async_context(opened)
         await process.expect(replace(rpc.preparation(job), shards=1), rpc.Prepared)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -101,7 +101,9 @@ def serve_as_other(trainer: Trainer, group: Group) -> int:
         request = group.next()
         if isinstance(request, rpc.Dismiss):
             return HELD if request.final else AGAIN
-        group.done(fulfilled(trainer, request))
+        # Memory that only rank 0 sees is not touched here.
+        touches = isinstance(request, rpc.Touch)
+        group.done(rpc.Ready() if touches else fulfilled(trainer, request))
 
 
 class OwnProcess:

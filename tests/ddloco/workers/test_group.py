@@ -180,7 +180,7 @@ async def test_what_every_rank_refuses_is_the_tasks_fault():
 )
 async def test_what_only_one_rank_does_is_named(what, said):
     """It has other files than the others, for example."""
-    async with opened(2) as learner:
+    async with opened(2, stall_s=3.0) as learner:
         await learner.prepare("tests.ddloco.workers.test_group:differing", what=what)
         with pytest.raises(WorkerDiedError, match=said):
             await learner.steps(await learner.first())
