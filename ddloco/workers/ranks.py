@@ -38,6 +38,11 @@ ENGINES = (
 )
 
 
+JOBSET = "JOB_COMPLETION_INDEX"
+"""The variable that numbers the pods of a job of Kubernetes, such as a JobSet's, which says neither
+how many there are nor where the first one is."""
+
+
 def rank_of(
     name: str, worker: Worker, number: int | None, coordinator: str, env: Mapping[str, str]
 ) -> Rank | None:
@@ -63,6 +68,8 @@ def rank_of(
             raise ConfigError(f"{option}: {name} has one process; {cure}")
         return None
     told, devices = _told_by_engine(of, env)
+    if told is None and coordinator and env.get(JOBSET, "").isdecimal():
+        told = int(env[JOBSET])
     if number is None:
         number = told
     elif not coordinator and told is None:

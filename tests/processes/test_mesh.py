@@ -95,3 +95,18 @@ def test_a_stop_of_all_processes_is_no_death(tmp_path):
     code, said = ddloco("replay", folder)
     assert code == 0, said
     assert "identical" in said
+
+
+@pytest.mark.slow
+def test_a_snapshot_continues_in_another_number_of_processes(tmp_path):
+    """Of two, in one; and the run that continues replays."""
+    job = ("run", "examples/quickstart.toml", "--set=job.learners=2", "--set=task.size=tiny")
+    begun, more = tmp_path / "begun", tmp_path / "more"
+    several = ["--set=worker.processes=2", "--set=snapshot.every_s=2", "--set=job.steps=48"]
+    code, said = ddloco(*job, "--dir", begun, *several)
+    assert code == 0, said
+    code, said = ddloco(*job, "--dir", more, "--from", begun, "--set=job.steps=72")
+    assert code == 0, said
+    code, said = ddloco("replay", more)
+    assert code == 0, said
+    assert "identical" in said

@@ -130,32 +130,35 @@ async def test_a_state_is_installed_shard_by_shard():
         assert ((await learner.state()).data == state).all()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-async def test_the_death_of_any_rank_is_the_death_of_all(rank):
+RANKS = [(2, 0), (2, 1), *(pytest.param(4, rank, marks=SLOW) for rank in range(4))]
+
+
+@pytest.mark.parametrize(("of", "rank"), RANKS)
+async def test_the_death_of_any_rank_is_the_death_of_all(of, rank):
     """Within seconds, by whatever they wait for each other."""
-    async with opened(2) as learner:
+    async with opened(of) as learner:
         await learner.prepare()
         await learner.step(await learner.first())
         pids = await learner.pids()
         os.kill(pids[rank], signal.SIGKILL)
         begun = time.monotonic()
-        said = r"rank 1 of 2 on .* ended" if rank else "killed by signal 9"
+        said = rf"rank [1-3] of {of} on .* ended" if rank else "killed by signal 9"
         with pytest.raises(WorkerDiedError, match=said):
             await learner.steps()
         assert time.monotonic() - begun < 10
     assert not any(map(alive, pids))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-async def test_a_rank_that_is_stuck_is_the_death_of_all(rank):
+@pytest.mark.parametrize(("of", "rank"), RANKS)
+async def test_a_rank_that_is_stuck_is_the_death_of_all(of, rank):
     """It is alive and gives no sign of life."""
-    async with opened(2, stall_s=2.0) as learner:
+    async with opened(of, stall_s=2.0) as learner:
         await learner.prepare()
         await learner.step(await learner.first())
         pids = await learner.pids()
         os.kill(pids[rank], signal.SIGSTOP)
         begun = time.monotonic()
-        said = r"no sign of life for [23]|rank 1 of 2 on .* ended"
+        said = rf"no sign of life for [23]|rank [1-3] of {of} on .* ended"
         with pytest.raises(WorkerDiedError, match=said):
             await learner.steps()
         assert time.monotonic() - begun < 15

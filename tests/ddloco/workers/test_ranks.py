@@ -28,6 +28,8 @@ MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
         (FOUR, None, "", MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, Rank(3, 4, "", 7.0)),
         (FOUR, None, "host:7777", SLURM, Rank(2, 4, "host:7777", 7.0)),
         (FOUR, 1, "", SLURM, Rank(1, 4, "", 7.0)),
+        (FOUR, None, "pod-0:1", {"JOB_COMPLETION_INDEX": "3"}, Rank(3, 4, "pod-0:1", 7.0)),
+        (FOUR, None, "", {"JOB_COMPLETION_INDEX": "3"}, None),
         (Worker(processes=3), None, "", SLURM, None),
         (FOUR, None, "", {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "8"}, None),
     ],
