@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 from examples import tiny_gpt
-from examples.llama import Size, Windows, tokenizer_of
+from examples.llama import Size, tokenizer_of
 
 SIZES = {
     "tiny": Size(layers=2, width=32, heads=2, kv_heads=1, hidden=64, context=32, batch=4),
@@ -57,7 +57,7 @@ def tokens_of(folder: str, tokenizer: str, held_out: bool) -> np.ndarray:
     return np.fromiter((token for line in encoded for token in line.ids), np.int32)
 
 
-class GemmaText:
+class GemmaText(tiny_gpt.ByteText):
     """The task for `ddloco`."""
 
     def __init__(self, size: Size, folder: str, tokenizer: str) -> None:
@@ -97,23 +97,13 @@ class GemmaText:
         scores = self.model.apply({"params": params}, tokens=tokens[:, :-1]).logits
         return optax.softmax_cross_entropy_with_integer_labels(scores, tokens[:, 1:]).mean()
 
-    def batches(self, *, shard: int, shards: int, seed: int, batch: int | None = None) -> Windows:
-        """Return windows of this shard's stretch of the training text."""
-        data = tokens_of(self.folder, self.tokenizer, held_out=False)
-        start, stop = (len(data) * edge // shards for edge in (shard, shard + 1))
-        size = self.size._replace(batch=batch or self.size.batch)
-        return Windows(data[start:stop], size, (seed, shard))
-
-    def tokens(self, batch: np.ndarray) -> int:
-        """Return how many tokens of the batch the model predicts."""
-        return batch.shape[0] * (batch.shape[1] - 1)
+    def data(self, *, held_out: bool) -> np.ndarray:
+        """Return the text as tokens."""
+        return tokens_of(self.folder, self.tokenizer, held_out)
 
     def evaluate(self, params: Any) -> float:
         """Return the mean loss over fixed windows of the held-out text."""
-        data = tokens_of(self.folder, self.tokenizer, held_out=True)
-        length = self.size.context + 1
-        starts = np.linspace(0, len(data) - length, tiny_gpt.HELD_OUT_WINDOWS).astype(np.int64)
-        return float(self.jitted_loss(params, data[starts[:, None] + np.arange(length)]))
+        return float(self.jitted_loss(params, self.held_out()))
 
 
 def task(size: str = "small", folder: str = "", tokenizer: str = "") -> GemmaText:

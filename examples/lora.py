@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file
 
-from examples.tiny_gpt import HELD_OUT_WINDOWS, SIZES, Size, TinyGPT, Windows, init, text
+from examples.tiny_gpt import SIZES, Size, TinyGPT, init, text
 
 ADAPTED = ("qkv", "out", "up", "down")
 DOCSTRING = re.compile(rb'"""(.{80,}?)"""', re.DOTALL)
@@ -80,18 +80,13 @@ class LoRA(TinyGPT):
         """Return the mean cross-entropy of the next byte, in nats per byte."""
         return super().loss(self.adapted(params, frozen), batch)
 
-    def batches(self, *, shard: int, shards: int, seed: int, batch: int | None = None) -> Windows:
-        """Return windows of this shard's stretch of the documentation."""
-        data = english(held_out=False)
-        start, stop = (len(data) * edge // shards for edge in (shard, shard + 1))
-        size = self.size._replace(batch=batch or self.size.batch)
-        return Windows(data[start:stop], size, (seed, shard))
+    def data(self, *, held_out: bool) -> np.ndarray:
+        """Return documentation strings."""
+        return english(held_out)
 
     def evaluate(self, params: dict[str, Any], frozen: Any) -> float:  # type: ignore[override]
         """Return the mean loss over fixed windows of held-out documentation."""
-        data, length = english(held_out=True), self.size.context + 1
-        starts = np.linspace(0, len(data) - length, HELD_OUT_WINDOWS).astype(np.int64)
-        return float(self.jitted_loss(params, data[starts[:, None] + np.arange(length)], frozen))
+        return float(self.jitted_loss(params, self.held_out(), frozen))
 
 
 def task(size: str = "small", rank: int = 8, base: str = "") -> LoRA:

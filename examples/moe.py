@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from examples.tiny_gpt import HELD_OUT_WINDOWS, VOCABULARY, Windows, attention, normalised, text
+from examples.tiny_gpt import VOCABULARY, ByteText, attention, normalised
 
 
 class Size(NamedTuple):
@@ -58,7 +57,7 @@ def experts(params: dict[str, jax.Array], x: jax.Array, chosen: int) -> tuple[ja
     return out, uneven
 
 
-class MixtureOfExperts:
+class MixtureOfExperts(ByteText):
     """The task for `ddloco`."""
 
     def __init__(self, size: Size) -> None:
@@ -118,22 +117,9 @@ class MixtureOfExperts:
         nats = -jnp.mean(jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1))
         return nats + BALANCE * uneven, {"nats": nats, "unevenness": uneven}
 
-    def batches(self, *, shard: int, shards: int, seed: int, batch: int | None = None) -> Windows:
-        """Return windows of this shard's stretch of the training text."""
-        data = text(held_out=False)
-        start, stop = (len(data) * edge // shards for edge in (shard, shard + 1))
-        size: Any = self.size._replace(batch=batch or self.size.batch)
-        return Windows(data[start:stop], size, (seed, shard))
-
-    def tokens(self, batch: np.ndarray) -> int:
-        """Return how many bytes of the batch the model predicts."""
-        return batch.shape[0] * (batch.shape[1] - 1)
-
     def evaluate(self, params: dict[str, Any]) -> dict[str, float]:
         """Return the loss over fixed windows of the held-out files; without the balancing loss."""
-        data, length = text(held_out=True), self.size.context + 1
-        starts = np.linspace(0, len(data) - length, HELD_OUT_WINDOWS).astype(np.int64)
-        _, found = self.jitted_loss(params, data[starts[:, None] + np.arange(length)])
+        _, found = self.jitted_loss(params, self.held_out())
         return {"loss": float(found["nats"]), "unevenness": float(found["unevenness"])}
 
 

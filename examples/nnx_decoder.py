@@ -12,11 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
-from examples.tiny_gpt import HELD_OUT_WINDOWS, SIZES, VOCABULARY, Size, Windows, text
+from examples.tiny_gpt import SIZES, VOCABULARY, ByteText, Size
 
 
 class Block(nnx.Module):
@@ -60,7 +59,7 @@ class Decoder(nnx.Module):
         return self.head(self.norm(x))
 
 
-class NNXDecoder:
+class NNXDecoder(ByteText):
     """The task for `ddloco`."""
 
     def __init__(self, size: Size, dropout: float) -> None:
@@ -83,22 +82,9 @@ class NNXDecoder:
         """Return the loss with dropout."""
         return self.nats(params, batch, key)
 
-    def batches(self, *, shard: int, shards: int, seed: int, batch: int | None = None) -> Windows:
-        """Return windows of this shard's stretch of the training text."""
-        data = text(held_out=False)
-        start, stop = (len(data) * edge // shards for edge in (shard, shard + 1))
-        size = self.size._replace(batch=batch or self.size.batch)
-        return Windows(data[start:stop], size, (seed, shard))
-
-    def tokens(self, batch: np.ndarray) -> int:
-        """Return how many bytes of the batch the model predicts."""
-        return batch.shape[0] * (batch.shape[1] - 1)
-
     def evaluate(self, params: Any) -> float:
         """Return the loss over fixed windows of the held-out files, without dropout."""
-        data, length = text(held_out=True), self.size.context + 1
-        starts = np.linspace(0, len(data) - length, HELD_OUT_WINDOWS).astype(np.int64)
-        return float(self.jitted_nats(params, data[starts[:, None] + np.arange(length)]))
+        return float(self.jitted_nats(params, self.held_out()))
 
 
 def task(size: str = "small", dropout: float = 0.1) -> NNXDecoder:

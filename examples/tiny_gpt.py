@@ -179,7 +179,34 @@ def normalised(x: jax.Array, gain: jax.Array) -> jax.Array:
 # The task
 
 
-class TinyGPT:
+class ByteText:
+    """What tasks on this text share, whatever their model is: batches, tokens, held-out windows."""
+
+    size: Any  # at least its context and batch
+
+    def data(self, *, held_out: bool) -> np.ndarray:
+        """Return the training or the held-out text, as numbers."""
+        return text(held_out)
+
+    def batches(self, *, shard: int, shards: int, seed: int, batch: int | None = None) -> Windows:
+        """Return windows of this shard's stretch of the training text."""
+        data = self.data(held_out=False)
+        start, stop = (len(data) * edge // shards for edge in (shard, shard + 1))
+        size = self.size._replace(batch=batch or self.size.batch)
+        return Windows(data[start:stop], size, (seed, shard))
+
+    def tokens(self, batch: np.ndarray) -> int:
+        """Return how many bytes of the batch the model predicts."""
+        return batch.shape[0] * (batch.shape[1] - 1)
+
+    def held_out(self) -> np.ndarray:
+        """Return fixed windows of the held-out text."""
+        data, length = self.data(held_out=True), self.size.context + 1
+        starts = np.linspace(0, len(data) - length, HELD_OUT_WINDOWS).astype(np.int64)
+        return data[starts[:, None] + np.arange(length)]
+
+
+class TinyGPT(ByteText):
     """The task for `ddloco`: init, loss, batches, tokens, and a held-out loss."""
 
     def __init__(self, size: Size) -> None:
@@ -196,23 +223,9 @@ class TinyGPT:
         scores = jax.nn.log_softmax(logits(params, batch[:, :-1], self.size))
         return -jnp.mean(jnp.take_along_axis(scores, batch[:, 1:, None], axis=-1))
 
-    def batches(self, *, shard: int, shards: int, seed: int, batch: int | None = None) -> Windows:
-        """Return windows of this shard's stretch of the training text."""
-        data = text(held_out=False)
-        start, stop = (len(data) * edge // shards for edge in (shard, shard + 1))
-        size = self.size._replace(batch=batch or self.size.batch)
-        return Windows(data[start:stop], size, (seed, shard))
-
-    def tokens(self, batch: np.ndarray) -> int:
-        """Return how many bytes of the batch the model predicts."""
-        return batch.shape[0] * (batch.shape[1] - 1)
-
     def evaluate(self, params: dict[str, Any]) -> float:
         """Return the mean loss over fixed windows of the held-out files, in nats per byte."""
-        data, length = text(held_out=True), self.size.context + 1
-        starts = np.linspace(0, len(data) - length, HELD_OUT_WINDOWS).astype(np.int64)
-        windows = data[starts[:, None] + np.arange(length)]
-        return float(self.jitted_loss(params, windows))
+        return float(self.jitted_loss(params, self.held_out()))
 
 
 def task(size: str = "small") -> TinyGPT:

@@ -318,6 +318,9 @@ def of_task(job: Job, file: Path, lines: Lines) -> Iterator[Finding]:
         remedy = "correct the task; its traceback, if it raised, is above"
         yield Finding("task", "problem", str(error), remedy)
         return
+    except TooLargeError as error:
+        yield devices(error.found, job)
+        return
     except WorkerDiedError as error:
         said = str(error)
         remedy = "try a smaller model or batch" if "killed" in said else "see [worker] env"
@@ -365,6 +368,14 @@ class Tried(Struct, frozen=True):
     devices: rpc.Devices
 
 
+class TooLargeError(Exception):
+    """A step does not fit the devices, so none was run."""
+
+    def __init__(self, found: rpc.Devices) -> None:
+        super().__init__("a step does not fit the devices")
+        self.found = found
+
+
 async def _try(job: Job, file: Path) -> Tried:
     """Run steps as the first learner does; the first one is run twice and compared."""
     async with _worker(job, file) as (process, arena):
@@ -376,6 +387,9 @@ async def _try(job: Job, file: Path) -> Tried:
         except ValueError as error:
             raise ConfigError(f"task {job.job.task}: {error}") from None
         await process.expect(rpc.Lay(plan), rpc.Laid)
+        found = await process.expect(rpc.MeasureDevices(), rpc.Devices)
+        if devices(found, job).status == "problem":
+            raise TooLargeError(found)
         out = rpc.span_of(arena.allocate(plan.total_bytes))
         await process.expect(rpc.Fill(out), rpc.Ready)
         times: list[float] = []
@@ -390,9 +404,8 @@ async def _try(job: Job, file: Path) -> Tried:
         first, *others = times
         median = sorted(others)[len(others) // 2]
         device = prepared.fingerprint.get("device", "")
-        devices = await process.expect(rpc.MeasureDevices(), rpc.Devices)
         peak = _peak(await process.pid())
-        return Tried(plan, device, first, median, tokens, peak, devices)
+        return Tried(plan, device, first, median, tokens, peak, found)
 
 
 @asynccontextmanager

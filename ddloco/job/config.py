@@ -327,8 +327,8 @@ class Worker(Section, frozen=True):
     on_corruption: Literal["leave", "continue"] = "leave"
 
 
-LATER = ("mesh", "processes", "stall_s", "check_every", "on_corruption")
-"""Keys of ``[worker]`` that the id of a job does not cover where they say nothing."""
+UNSAID = ("mesh", "processes", "stall_s", "check_every", "on_corruption")
+"""Keys of ``[worker]`` that are left out of a job's id where they have their defaults."""
 
 
 class LearnerTable(Section, frozen=True):
@@ -562,7 +562,7 @@ class Job(Section, frozen=True):
             del plain["elastic"]["gone_s"]
         if self.inner.adamw == Inner().adamw:
             del plain["inner"]["adamw"]
-        for name in LATER:
+        for name in UNSAID:
             if getattr(self.worker, name) == getattr(Worker(), name):
                 del plain["worker"][name]
         return plain

@@ -31,7 +31,7 @@ from ddloco.workers.devices import open_devices
 from ddloco.workers.fork_protocol import Rank
 from transport import Bytes
 
-BEAT_S = 1.0
+BEAT_S = 0.5
 """Interval, in seconds, of signs of life."""
 
 MEET_S_MAX = 300
@@ -230,7 +230,7 @@ class _Watch:
 
     def _run(self) -> None:
         beat_at, looked_at = 0.0, time.monotonic()
-        rest_s = min(BEAT_S, self._rank.stall_s) / 4
+        rest_s = min(BEAT_S, self._rank.stall_s / 4)
         while True:
             for key, _ in self._selector.select(LOOK_S if self._open else rest_s):
                 self._read(key.data)
@@ -244,7 +244,7 @@ class _Watch:
                 if silent_s > self._rank.stall_s and not self._ending:
                     self.die(f"{self._name(number)} gave no sign of life for {silent_s:.0f} s")
             self._compare(now)
-            if now >= beat_at + BEAT_S / 2:
+            if now >= beat_at + BEAT_S:
                 beat_at = now
                 self._alive()
                 with self._lock:

@@ -322,16 +322,13 @@ class OnGroup(OnMesh):
         own: dict[Key, Any] = {}
         for key, place, ranks in _owners(view.shape, sharding):
             if self._group.rank.number == 0:
-                numbers = view[place].copy()
-                for rank in ranks - {0}:
-                    self._group.send(rank, numbers)
+                for rank in sorted(ranks - {0}):
+                    self._group.send(rank, view[place])
+                if 0 in ranks:
+                    own[key] = view[place].copy()
             elif self._group.rank.number in ranks:
                 shape = sharding.shard_shape(view.shape)
-                numbers = self._group.receive(0, shape, view.dtype)
-            else:
-                continue
-            if self._group.rank.number in ranks:
-                own[key] = numbers
+                own[key] = self._group.receive(0, shape, view.dtype)
         return jax.make_array_from_callback(view.shape, sharding, lambda at: own[key_of(at)])
 
     def fetch(self, array: Any, out: Any) -> None:

@@ -246,11 +246,11 @@ class Dismiss(WorkerMessage, frozen=True):
 
 
 class Alive(WorkerMessage, frozen=True):
-    """Not an answer: a worker of several processes says that it works, once a second."""
+    """Not an answer: a worker of several processes says that it works, twice a second."""
 
 
 class MeasureDevices(WorkerMessage, frozen=True):
-    """Tell the memory of the devices, after a step."""
+    """Tell the memory of the devices, and what a step needs of it; before the first step."""
 
 
 class Devices(WorkerMessage, frozen=True):
@@ -261,14 +261,12 @@ class Devices(WorkerMessage, frozen=True):
         count: how many there are, of all processes.
         step_bytes: what a step needs on each of them, as it was compiled: parameters, optimizer's
             state, batch, results and what lies between.
-        peak_bytes: the most that was in use on one of them; None if the device does not tell.
         limit_bytes: how much JAX may use of each; None if the device does not tell.
     """
 
     kind: str
     count: int
     step_bytes: int
-    peak_bytes: int | None = None
     limit_bytes: int | None = None
 
 

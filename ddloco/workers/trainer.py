@@ -633,7 +633,7 @@ class Trainer:
     def _measure(self) -> rpc.Devices:
         batch = self._placement.batch(self._batches.draw_ahead())
         number, t = self._loss.number(self._turn, 1), np.int32(0)
-        known = self._placement.shapes(self._params, self._opt_state, self._state)
+        known = self._placement.shapes(self._params, self._opt_shapes, self._state)
         program = self._update.lower(*known, Given(batch, number, t, self._frozen)).compile()
         needs, (first, *_) = program.memory_analysis(), jax.local_devices()
         told = first.memory_stats() or {}
@@ -644,7 +644,6 @@ class Trainer:
             + needs.output_size_in_bytes
             + needs.temp_size_in_bytes
             - needs.alias_size_in_bytes,
-            told.get("peak_bytes_in_use"),
             told.get("bytes_limit"),
         )
 

@@ -108,7 +108,8 @@ class Replica(OwnMachine):
             case PeerRefused(peer, reason):
                 return self._finish("bad-input", f"{peer} refuses this learner: {reason}")
             case WorkFailed(_, kind, reason):
-                return self._finish("bad-input" if kind == "task" else "failed", reason)
+                died = kind == "worker"
+                return self._finish("failed" if died else "bad-input", reason, again=died)
             case StopRequested(reason):
                 return self._stop(reason)
             case LeaveRequested(reason):
@@ -204,5 +205,5 @@ class Replica(OwnMachine):
         self.stopping = self.stopping or reason
         return [] if self.computing is not None else self._finish("done", self.stopping)
 
-    def _finish(self, status: Status, reason: str) -> list[Effect]:
-        return [Hangup(SYNCER, reason), Finish(status, reason)]
+    def _finish(self, status: Status, reason: str, *, again: bool = False) -> list[Effect]:
+        return [Hangup(SYNCER, reason), Finish(status, reason, again)]

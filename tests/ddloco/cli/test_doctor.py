@@ -240,13 +240,27 @@ def test_a_step_must_fit_the_devices(needs, limit, status, said):
     """As it was compiled; the mesh and the processes are named."""
     limit = limit * GIB if limit is not None else None
     found = doctor.devices(
-        rpc.Devices("a card", 8, needs * GIB, None, limit),
+        rpc.Devices("a card", 8, needs * GIB, limit),
         job(worker={"mesh": {"data": 2, "model": 4}, "processes": 2}),
     )
     assert found.status == status
     assert found.said.startswith("8 of kind a card, mesh data=2 model=4, 2 processes; ")
     assert said in found.said
     assert bool(found.remedy) == (status != "ok")
+
+
+def test_a_step_that_does_not_fit_is_not_run(monkeypatch, capsys):
+    """Its devices are named, and nothing is said of a step that would have failed."""
+    real = doctor.devices
+
+    def small(found, job):
+        return real(rpc.Devices(found.kind, found.count, found.step_bytes, 1), job)
+
+    monkeypatch.setattr(doctor, "devices", small)
+    ended, found = call(["examples/classifier.toml"], capsys)
+    assert ended == 1
+    assert found["devices"]["status"] == "problem"
+    assert "step" not in found
 
 
 def test_the_devices_of_a_mesh_are_found(capsys):
