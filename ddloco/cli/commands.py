@@ -20,7 +20,16 @@ are indented.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddloco.cli.help_text import INIT, LAUNCH, PERFORM_MORE, RUN_MORE, SIMULATIONS, SNAPSHOTS, WHY
+from ddloco.cli.help_text import (
+    EXPERIMENTS,
+    INIT,
+    LAUNCH,
+    PERFORM_MORE,
+    RUN_MORE,
+    SIMULATIONS,
+    SNAPSHOTS,
+    WHY,
+)
 
 
 @dataclass(frozen=True)
@@ -365,6 +374,16 @@ scenario SCENARIO                 a scenario file, a run folder, or one of the n
 []
 @trust
 """, more=SIMULATIONS, run="simulate"),
+Command("experiment", "run a job under several settings, with several seeds, and compare", """
+experiments EXPERIMENT.toml:path+  one or more experiment files
+--dir=folder DIR:path             where cells are kept, a folder for each (default:
+                                  runs/experiments); those that have a result are not run again
+--set=overrides key=value*        override a key of all cases, such as job.steps=100; may be given
+                                  again
+--jobs J:int[0]                   cells side by side (default: one for each two cores)
+--page FILE:path                  write the results as Markdown, with pictures beside it
+--json                            print JSON
+""", more=EXPERIMENTS, run="experiment"),
 Command("tape", "show tapes and check them", """
 
 """, question=("action", "ACTION"), commands=[

@@ -124,6 +124,23 @@ your own: copy one from ddloco/simulation/scenarios, and
 Exit code 1: an invariant was violated. The seed and the command that repeats it are printed, and
 the tapes of that world are kept, for tape show and replay."""
 
+EXPERIMENTS = """\
+An experiment file is a job file with [experiment] and a [[case]] for each row:
+
+  [experiment]
+  name = "quorum"
+  seeds = [0, 1, 2]
+  [work]                    # how long things take in virtual time; see ddloco simulate
+  step_s = 1.0
+  tensors = 24
+  [[case]]
+  name = "all learners"
+  set = { "sync.quorum" = 3 }
+
+Each cell is simulated and then trained for real along the tapes of that, so that only settings and
+seeds decide; with time = "real" it is an ordinary run. Cells that are done are kept, so the same
+command goes on where it was stopped. examples/experiments has those of docs/experiments.md."""
+
 WHY = """\
   ddloco why runs/first merge 40              what merge 40 waited for, and who was in it
   ddloco why runs/first absent learner-2 40   why learner-2 was not

@@ -25,6 +25,7 @@ MODULES = {
     "docs": ("docs",),
     "doctor": ("doctor",),
     "examples": ("init",),
+    "experiment": ("experiment",),
     "keys": ("keys",),
     "launch": ("launch",),
     "observe": ("leave", "observe", "status", "stop"),

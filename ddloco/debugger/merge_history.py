@@ -19,7 +19,7 @@ from ddloco.machines.data_parallel.coordinator import Coordinator
 from ddloco.machines.syncer.accounts import LATE, mean_tokens
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.pacing import Waiting
-from ddloco.machines.syncer.status import NOT_FRESH
+from ddloco.machines.syncer.rounds import NOT_FRESH
 from ddloco.machines.syncer.syncs import Sync
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Observe
@@ -281,16 +281,16 @@ class MergeHistory:
         rounds = machine.rounds
         assert rounds is not None, "it has launched a sync"
         membership = rounds.membership
-        p, oldest = sync.fragment, rounds.oldest(sync.fragment)
+        p = sync.fragment
         absent: dict[str, Absence] = {}
         for member in membership.members.values():
             if member.peer in sync.pulled:
                 continue
-            reason = membership.absence(member, p, oldest) or NOT_FRESH
+            reason = rounds.absence(machine.job, member, sync.t, p) or NOT_FRESH
             who = member.incarnation
             base = member.progress.versions[p] if member.progress is not None else -1
             used = self._used.get((who, p, base))
-            if used is not None:
+            if used is not None and not machine.job.sync.blocking:
                 reason = f"holds version {base}, whose tokens merge {used} has"
             absent[who] = Absence(who, reason, ref)
         connected = {actor_of(member.incarnation) for member in membership.members.values()}

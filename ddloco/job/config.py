@@ -3,6 +3,7 @@
 Every key except the task has a default. An error is one line that names the file and the field.
 """
 
+import math
 import re
 import tomllib
 from collections.abc import Callable, Sequence
@@ -51,6 +52,9 @@ LEARNERS_MAX = 1024
 traffic to all actors grows with the square of their number, and so does a snapshot: with four times
 as many learners its clocks hold sixteen million counts, in memory until all parts have arrived."""
 
+LEARNERS = 3
+"""The learners of a job that names no number."""
+
 SHARDS_MAX = 4096
 """Parts of the data, four for each learner that a job may have: a report names all that its learner
 has, and one merge's record all of them."""
@@ -58,11 +62,28 @@ has, and one merge's record all of them."""
 SYNCERS_MAX = 64
 """More shards than the fragments of one job could usefully be divided among."""
 
+ROUNDING = 1e-9
+"""What a share of learners may be above a whole number, as 0.1 of 30."""
+
 NEVER = 2**62
 """A global step that no job reaches."""
 
-Method = Literal["decoupled-diloco", "data-parallel", "elastic-data-parallel", "lone"]
+Method = Literal[
+    "decoupled-diloco",
+    "streaming-diloco",
+    "diloco",
+    "fedavg",
+    "data-parallel",
+    "elastic-data-parallel",
+    "lone",
+]
 DATA_PARALLEL = ("data-parallel", "elastic-data-parallel")
+
+Late = Literal["overwrite", "blend", "carry"]
+"""What becomes of steps that a learner takes between a contribution and its answer."""
+
+WeightRule = Literal["rate", "tokens", "equal"]
+"""The rules for the weights of contributions, which are in ``machines.outer.weights``."""
 
 
 class JobTable(Section, frozen=True):
@@ -82,8 +103,10 @@ class JobTable(Section, frozen=True):
             that may take part. The leading syncer gives them to the learners that are there, to
             each several if they are fewer, and gives those of a learner that is gone for good
             (``elastic.gone_s``) to others. Unset, each learner has one of its own for ever.
-        method: Decoupled DiLoCo, or one of the baselines: synchronous data-parallel training,
-            the same with replicas that come and go, or one learner alone.
+        method: Decoupled DiLoCo, or what it is compared with: Streaming DiLoCo (arXiv 2501.18512),
+            DiLoCo (arXiv 2311.08105), FedAvg (arXiv 1602.05629), synchronous data-parallel
+            training, the same with replicas that come and go, or one learner alone. A method sets
+            other keys: docs/methods.md lists them.
     """
 
     task: str
@@ -91,7 +114,7 @@ class JobTable(Section, frozen=True):
     seed: Whole = 0
     steps: Positive = 500
     tokens: Positive | None = None
-    learners: Annotated[int, Meta(ge=1, le=LEARNERS_MAX)] = 3
+    learners: Annotated[int, Meta(ge=1, le=LEARNERS_MAX)] = LEARNERS
     syncers: Annotated[int, Meta(ge=1, le=SYNCERS_MAX)] = 1
     shards: Annotated[int, Meta(ge=1, le=SHARDS_MAX)] | None = None
     method: Method = "decoupled-diloco"
@@ -126,20 +149,35 @@ class Sync(Section, frozen=True):
             version; older contributions are not merged.
         band: a contribution whose norm or token count is more than so many times the usual is
             rejected as an outlier; 0 accepts everything that is finite.
-        fragmentation: how tensors are assigned to fragments: by equal bytes, by tensor, or by
-            layer.
+        fragmentation: how tensors are assigned to fragments: by equal bytes, by tensor, by runs of
+            layers, or "strided" by layers: those whose numbers are equal modulo the fragments.
+        blocking: whether learners contribute what they have at exactly the global step at which
+            a fragment is due, and wait if the answer is not there ``overlap`` steps later, as
+            published for DiLoCo and Streaming DiLoCo. Decoupled DiLoCo never waits.
+        late: what becomes of the steps that a learner takes between a contribution and its
+            answer: "overwrite" drops them, as the paper does; "blend" keeps ``mixing`` of the
+            learner's own parameters; "carry" takes them again on top of the answer.
+        mixing: Streaming DiLoCo's alpha, of "blend".
+        clients: the share of the learners that take part in a round of "fedavg".
+        final_merges: after the last global step, merge each fragment once more, so that the model
+            has all steps of the learners whatever the phase of its fragments.
     """
 
     fragments: Positive = 24
     interval: Positive = 24
-    overlap: Positive = 2
+    overlap: Whole = 2
     quorum: Positive = 1
     grace: Share = 0.5
     grace_steps_max: Annotated[float, Meta(ge=0.0, le=LARGE)] = 1.0
     pull: Literal["unmerged", "fresh"] = "unmerged"
     staleness: Positive = 1
     band: Annotated[float, Meta(ge=0.0, le=LARGE)] = 32.0
-    fragmentation: Literal["balanced", "tensor", "layer"] = "balanced"
+    fragmentation: Literal["balanced", "tensor", "layer", "strided"] = "balanced"
+    blocking: bool = False
+    late: Late = "overwrite"
+    mixing: Share = 0.5
+    clients: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    final_merges: bool = False
 
     @property
     def lag(self) -> int:
@@ -213,7 +251,8 @@ class Outer(Section, frozen=True):
     Attributes:
         preset: learning rate and momentum of a publication, by name: "diloco" is 0.7 and 0.9
             (arXiv 2311.08105), "streaming" 0.4 and 0.9 (arXiv 2501.18512), "muloco" 0.7 and 0.6
-            (arXiv 2505.23725), all with "nesterov". Leave out what it sets, or give the same.
+            (arXiv 2505.23725), all with "nesterov"; "decoupled" is 0.7 and 0.6, these defaults.
+            Leave out what it sets, or give the same.
         optimizer: "nesterov" is the paper's; "sgd" has no momentum, which with ``lr`` 1 is FedAvg
             (arXiv 1602.05629); "adam" is FedAdam (arXiv 2003.00295) with bias correction. A
             setting of another optimizer must be left at its default, and is not used.
@@ -230,9 +269,11 @@ class Outer(Section, frozen=True):
         average: shell patterns of tensor names that are merged by the weighted average whatever
             ``merge`` is; the paper does so for embeddings. Empty it for a median of all tensors,
             where rows that fewer than half of the learners train then stay as they are.
+        weight: what a contribution counts: "rate" is the paper's tokens times tokens per step,
+            "tokens" FedAvg's number of samples, "equal" DiLoCo's plain mean.
     """
 
-    preset: Literal["none", "diloco", "streaming", "muloco"] = "none"
+    preset: Literal["none", "diloco", "streaming", "muloco", "decoupled"] = "none"
     optimizer: OuterOptimizerName = "nesterov"
     lr: Annotated[float, Meta(gt=0.0, le=LARGE)] = 0.7
     momentum: Share = 0.6
@@ -241,14 +282,54 @@ class Outer(Section, frozen=True):
     eps: Annotated[float, Meta(ge=1e-30, le=LARGE)] = 1e-3
     merge: MergeRuleName = "rda"
     average: tuple[str, ...] = ("*embed*",)
+    weight: WeightRule = "rate"
 
 
 PRESETS: dict[str, dict[str, Any]] = {
     "diloco": {"optimizer": "nesterov", "lr": 0.7, "momentum": 0.9},
     "streaming": {"optimizer": "nesterov", "lr": 0.4, "momentum": 0.9},
     "muloco": {"optimizer": "nesterov", "lr": 0.7, "momentum": 0.6},
+    "decoupled": {"optimizer": "nesterov", "lr": 0.7, "momentum": 0.6},
 }
 """The settings that ``outer.preset`` stands for."""
+
+ROUND_OF_ALL = {"blocking": True, "fragments": 1, "overlap": 0}
+FIXED: dict[str, dict[str, Any]] = {
+    "diloco": ROUND_OF_ALL,
+    "fedavg": ROUND_OF_ALL,
+    "streaming-diloco": {"blocking": True},
+}
+"""The keys of ``[sync]`` that a method has whatever the job file says. Its quorum is all learners
+of a round."""
+
+EXACT = {"grace": 0.0, "band": 0.0}
+"""No window, and no contribution is left out as an outlier."""
+
+MEAN = {"merge": "average", "weight": "equal"}
+USUAL: dict[str, dict[str, dict[str, Any]]] = {
+    "diloco": {"sync": {**EXACT, "interval": 500}, "outer": {**MEAN, "preset": "diloco"}},
+    "fedavg": {
+        "sync": EXACT,
+        "outer": {"merge": "average", "weight": "tokens", "optimizer": "sgd"},
+    },
+    "streaming-diloco": {
+        "sync": {
+            **EXACT,
+            "fragments": 8,
+            "interval": 100,
+            "overlap": 1,
+            "late": "blend",
+            "mixing": 0.5,
+            "fragmentation": "strided",
+        },
+        "outer": {**MEAN, "preset": "streaming"},
+        "compress": {"up": "e3m0"},
+    },
+}
+"""The keys that a method's publication sets, which a job file may set otherwise."""
+
+OPTIMIZER_KEYS = ("preset", "optimizer", "lr", "momentum", "b1", "b2", "eps")
+"""The keys of ``[outer]`` that are the outer optimizer: a job that sets one sets all."""
 
 OUTER_RATES = {"sgd": 1.0, "adam": 0.003}
 """``outer.lr`` of other optimizers than the default one, where it is not set."""
@@ -327,8 +408,13 @@ class Worker(Section, frozen=True):
     on_corruption: Literal["leave", "continue"] = "leave"
 
 
-UNSAID = ("mesh", "processes", "stall_s", "check_every", "on_corruption")
-"""Keys of ``[worker]`` that are left out of a job's id where they have their defaults."""
+UNSAID = {
+    "worker": ("mesh", "processes", "stall_s", "check_every", "on_corruption"),
+    "sync": ("blocking", "late", "mixing", "clients", "final_merges"),
+    "outer": ("weight",),
+    "inner": ("adamw",),
+}
+"""Keys that are left out of a job's id where they have their defaults."""
 
 
 class LearnerTable(Section, frozen=True):
@@ -469,6 +555,12 @@ class Job(Section, frozen=True):
         names = self.syncer_names()
         return names[fragment % len(names)]
 
+    @property
+    def last_sync(self) -> int:
+        """The last global step for which a fragment is merged."""
+        extra = self.sync.interval - 1 if self.sync.final_merges else 0
+        return self.job.last_step + extra
+
     def learner_table(self, name: str) -> LearnerTable:
         """The settings of one learner."""
         return self.learner.get(name, LearnerTable())
@@ -560,11 +652,11 @@ class Job(Section, frozen=True):
             del plain["compress"]
         if self.job.shards is None:
             del plain["elastic"]["gone_s"]
-        if self.inner.adamw == Inner().adamw:
-            del plain["inner"]["adamw"]
-        for name in UNSAID:
-            if getattr(self.worker, name) == getattr(Worker(), name):
-                del plain["worker"][name]
+        for table, keys in UNSAID.items():
+            own = getattr(self, table)
+            for key in keys:
+                if getattr(own, key) == getattr(type(own)(), key):
+                    del plain[table][key]
         return plain
 
 
@@ -681,11 +773,38 @@ def job_from(plain: Any, source: str) -> Job:
         ConfigError: as for ``load_job``.
     """
     _launch_from(plain, source)
-    job = convert(_with_usual_outer(_job_only(plain)), Job, source, sort_keys=True)
+    resolved = _with_usual_outer(_with_method(_job_only(plain)))
+    job = convert(resolved, Job, source, sort_keys=True)
     problem = _contradiction(job)
     if problem:
         raise ConfigError(f"{source}: {problem}")
     return job
+
+
+def _with_method(plain: Any) -> Any:
+    """Plain data with the settings that the method stands for."""
+    table: Any = plain.get("job") if isinstance(plain, dict) else None
+    method = str(table.get("method")) if isinstance(table, dict) else ""
+    if method not in FIXED or not all(
+        isinstance(plain.get(name, {}), dict) for name in ("sync", "outer", "compress")
+    ):
+        return plain
+    learners, usual = table.get("learners", LEARNERS), USUAL[method]
+    tables = {name: {**usual.get(name, {}), **plain.get(name, {})} for name in usual}
+    own = plain.get("outer", {})
+    if any(key in own for key in OPTIMIZER_KEYS):
+        unsaid = [key for key in OPTIMIZER_KEYS if key not in own]
+        tables["outer"] = {k: each for k, each in tables["outer"].items() if k not in unsaid}
+    share = tables["sync"].get("clients", 1.0) if method == "fedavg" else 1.0
+    if isinstance(learners, int) and isinstance(share, int | float):
+        tables["sync"]["quorum"] = clients_of(learners, share)
+    tables["sync"] |= FIXED[method]
+    return {**plain, **tables}
+
+
+def clients_of(learners: int, share: float) -> int:
+    """Return how many of so many learners a share of them is, at least one."""
+    return max(math.ceil(learners * share - ROUNDING), 1)
 
 
 def _with_usual_outer(plain: Any) -> Any:
@@ -750,27 +869,10 @@ def override(plain: dict[str, Any], key: str, value: Any, source: str = "set") -
 
 def _contradiction(job: Job) -> str | None:
     """The first inconsistency between fields, as text; None if there is none."""
+    problem = _of_sync(job)
+    if problem is not None:
+        return problem
     sync, names = job.sync, job.learner_names()
-    if sync.interval > INTERVAL_MAX:
-        return f"sync.interval: {sync.interval} steps; want at most {INTERVAL_MAX}"
-    if sync.fragments > sync.interval:
-        return (
-            f"sync.fragments: {sync.fragments} fragments in an interval of {sync.interval} steps; "
-            f"at most one fragment is due at a step, so at most {sync.interval}"
-        )
-    if sync.quorum > job.job.learners:
-        return (
-            f"sync.quorum: a quorum of {sync.quorum} of {job.job.learners} learners can never be "
-            f"met; at most {job.job.learners}"
-        )
-    if sync.overlap >= sync.interval and sync.interval > 1:
-        return (
-            f"sync.overlap: {sync.overlap} steps of overlap in an interval of {sync.interval}; "
-            f"a fragment would be due again before its sync ends, so at most {sync.interval - 1}"
-        )
-    if 0.0 < sync.band <= 1.0:
-        said = "would refuse usual contributions; want more than 1, or 0 for no band"
-        return f"sync.band: {sync.band} {said}"
     if job.job.syncers > sync.fragments:
         return (
             f"job.syncers: {job.job.syncers} shards of {sync.fragments} fragments; each owns at "
@@ -778,7 +880,7 @@ def _contradiction(job: Job) -> str | None:
         )
     if job.job.syncers > 1 and job.job.method != "decoupled-diloco":
         return f"job.syncers: a {job.job.method} job has one syncer"
-    if job.snapshot.wanted and job.job.method != "decoupled-diloco":
+    if job.snapshot.wanted and job.job.method in {*DATA_PARALLEL, "lone"}:
         key = "every_s" if job.snapshot.every_s else "every_steps"
         return f"snapshot.{key}: {job.job.method} jobs take no snapshots"
     if job.compress.differences and job.job.method in DATA_PARALLEL:
@@ -805,6 +907,58 @@ def _contradiction(job: Job) -> str | None:
             return f"learner.{name}: no such learner; this job has {names[0]} to {names[-1]}"
         if table.shard is not None and table.shard >= job.job.learners:
             return f"learner.{name}.shard: {table.shard} is not one of 0 to {job.job.learners - 1}"
+    return None
+
+
+def _of_sync(job: Job) -> str | None:
+    """The first setting of ``[sync]`` that does not fit another, as text; None if there is none."""
+    sync = job.sync
+    if sync.interval > INTERVAL_MAX:
+        return f"sync.interval: {sync.interval} steps; want at most {INTERVAL_MAX}"
+    if sync.fragments > sync.interval:
+        return (
+            f"sync.fragments: {sync.fragments} fragments in an interval of {sync.interval} steps; "
+            f"at most one fragment is due at a step, so at most {sync.interval}"
+        )
+    if sync.quorum > job.job.learners:
+        return (
+            f"sync.quorum: a quorum of {sync.quorum} of {job.job.learners} learners can never be "
+            f"met; at most {job.job.learners}"
+        )
+    problem = _of_waiting(job)
+    if problem is not None:
+        return problem
+    if sync.overlap >= sync.interval and sync.interval > 1:
+        return (
+            f"sync.overlap: {sync.overlap} steps of overlap in an interval of {sync.interval}; "
+            f"a fragment would be due again before its sync ends, so at most {sync.interval - 1}"
+        )
+    if 0.0 < sync.band <= 1.0:
+        said = "would refuse usual contributions; want more than 1, or 0 for no band"
+        return f"sync.band: {sync.band} {said}"
+    return None
+
+
+def _of_waiting(job: Job) -> str | None:
+    """The first setting of ``[sync]`` that does not fit how learners wait and what they keep, as
+    text; None if there is none."""
+    sync, method = job.sync, job.job.method
+    if not sync.overlap and not sync.blocking:
+        return "sync.overlap: 0 steps, and learners do not wait; want at least 1, or sync.blocking"
+    everyone = clients_of(job.job.learners, sync.clients)
+    if sync.blocking and sync.quorum != everyone:
+        waits = f"with sync.blocking a sync waits for all {everyone} learners of its round"
+        return f"sync.quorum: {sync.quorum}, and {waits}; set it to {everyone}"
+    if sync.blocking and job.job.shards is not None:
+        return (
+            "job.shards: with sync.blocking a sync waits for a learner that is gone; leave it out"
+        )
+    if sync.clients != 1.0 and method != "fedavg":
+        return f'sync.clients: all learners of a {method} job take part; of method = "fedavg"'
+    if sync.mixing != Sync().mixing and sync.late != "blend":
+        return f'sync.mixing: {sync.mixing}, and sync.late is "{sync.late}"; of late = "blend"'
+    if sync.final_merges and job.job.tokens is not None:
+        return "sync.final_merges: a job of job.tokens has no last step; want job.steps"
     return None
 
 

@@ -86,6 +86,7 @@ def time_in_words(numbers: Numbers) -> str:
         "waiting for data": numbers.data_s,
         "waiting for parameters": numbers.parameters_s,
         "stopped": numbers.stopped_s,
+        "waiting for versions": numbers.versions_s,
         "away or between reports": numbers.away_s,
     }
     whole = sum(seconds_of.values())

@@ -95,6 +95,12 @@ FROZEN_EVERY = 23
 """Of so many seeds two are worlds whose syncers are stopped, succeeded, and wake up."""
 
 
+RULES_EVERY = 37
+METHODS, BLOCKING, LATE, FINAL = 28, 29, 32, 34
+"""Of so many seeds those are worlds of other methods, of learners that wait, of late steps that are
+kept, and of merges after the last global step."""
+
+
 def is_combined(seed: int) -> bool:
     """Whether a world has compression with feedback, shards, snapshots, and syncers and learners
     that die and come back, all at once. Each is rare, and all are nearly never drawn together."""
@@ -139,7 +145,28 @@ def _job(rng: random.Random, seed: int) -> Job:
         more = random.Random(f"data {seed}")
         plain["job"]["shards"] = learners + more.choice([0, 1, 2, 5, 11])
         plain["elastic"] = {"gone_s": more.choice([0.5, 3.0, 10.0, 60.0])}
+    _other_rules(seed, plain)
     return job_from(plain, f"hostile world {seed}")
+
+
+def _other_rules(seed: int, plain: dict[str, Any]) -> None:
+    """Worlds whose learners wait, or keep their late steps, or have last merges."""
+    kind, more, sync = seed % RULES_EVERY, random.Random(f"rules {seed}"), plain["sync"]
+    if "shards" in plain["job"]:
+        pass  # They move between learners, which then must not wait for each other.
+    elif kind == BLOCKING:
+        everyone = {"quorum": plain["job"]["learners"]}
+        sync |= {"blocking": True, "overlap": more.randint(0, sync["overlap"]), **everyone}
+    elif kind == METHODS:
+        method = more.choice(["diloco", "streaming-diloco", "fedavg"])
+        plain["job"] |= {"method": method, "syncers": 1}
+        if method == "fedavg":
+            sync["clients"] = more.choice([0.3, 0.7, 1.0])
+    if kind == FINAL:
+        sync["final_merges"] = True
+    if kind in {FINAL, LATE}:
+        # What a learner keeps by "blend" may turn its contributions away from those of others.
+        sync |= more.choice([{"late": "blend", "band": 0.0}, {"late": "carry"}])
 
 
 def _outer(rng: random.Random, seed: int) -> dict[str, Any]:
@@ -200,6 +227,8 @@ def draw(seed: int, tapes: Path | None = None) -> Hostile:
         name, begin = rng.choice(job.learner_names()), rng.uniform(0, heal_at)
         end = min(begin + rng.uniform(2, WRONG_STEPS) * speeds[name], heal_at)
         wrong = ((name, begin, end, rng.choice(get_args(Wrong))),)
+    if not job.sync.band:
+        wrong = ()  # Then nothing that is finite is refused.
     slowest = max(speeds.values())
     end_at = heal_at + (steps + 3 * interval) * slowest * 2 + LATEST_S
     faults = [_healed(each, heal_at) for each in schedule(

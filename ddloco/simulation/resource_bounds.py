@@ -44,9 +44,12 @@ class Bounds(InvariantCheck[World, Node]):
         held, stored = actor.handles.names(), node.contents.keys() - freed
         hold(stored <= held, MEMORY, f"{me}: no reference holds {sorted(stored - held)}")
         parts = len(world.plan.fragments)
-        most = 3 * parts + 4 * sync.overlap + 4 + 4 * PIECES
+        most = 3 * parts + 4 * max(sync.overlap, 1) + 4 + 4 * PIECES
+        most += parts * (sync.blocking + (sync.late == "carry"))
         if node.actor_name in world.fragment_memories:
-            most = 3 * parts + sync.overlap * (learners + 3) + (parts + 2 * PIECES) * learners
+            most = (
+                3 * parts + max(sync.overlap, 1) * (learners + 3) + (parts + 2 * PIECES) * learners
+            )
         most += _differences(world, node) + len(set(actor.snapshots.holding()))
         hold(len(held) <= most, MEMORY, f"{me} holds {len(held)} arrays, {most} at most")
         entries = 2 * (learners + len(world.fragment_memories)) + 2
@@ -161,5 +164,11 @@ def holders(actor: Actor) -> int:
     running = machine.running
     total += machine.recovery.held() + machine.lending.held()
     total += 2 * len(machine.answers) + len(machine.incoming)
-    total += machine.compression.held() + machine.copies.held()
-    return total + (len(running.overwrites) if running is not None else 0)
+    total += machine.compression.held() + machine.late.held()
+    if machine.copies is not None:
+        total += machine.copies.held()
+    if machine.lockstep is not None:
+        total += len(machine.lockstep.stands)
+    if running is not None:
+        total += len(running.overwrites) + len(running.carries) + bool(running.out)
+    return total

@@ -28,7 +28,7 @@ from ddloco.workers.simulated.work import leaves_of
 BUILT_IN = Path(__file__).parent / "scenarios"
 """The folder of the scenarios in this package, each known by its name."""
 
-JOB_TABLES = ("job", "sync", "outer", "chaos", "learner", "elastic")
+JOB_TABLES = ("job", "sync", "outer", "chaos", "learner", "elastic", "compress")
 
 
 class About(Section, frozen=True):
@@ -115,6 +115,7 @@ class Scenario(Section, frozen=True):
     elastic: dict[str, Any] = {}
     chaos: dict[str, Any] = {}
     learner: dict[str, Any] = {}
+    compress: dict[str, Any] = {}
     work: Work = Work()
     network: Network = Network()
     chips: Chips | None = None

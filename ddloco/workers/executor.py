@@ -32,6 +32,7 @@ from ddloco.job.protocol.work import (
     MakeParameters,
     MergeFragment,
     ModelSaved,
+    Overwrite,
     ParametersMade,
     Recover,
     Recovered,
@@ -226,11 +227,12 @@ class WorkExecutor(Doer):
     @does(RunStep)
     def _run_step(self, work: RunStep) -> Awaitable[StepFinished]:
         self.capture.trains = True
-        spans: list[tuple[int, rpc.Span]] = []
+        spans: list[rpc.NewFragment] = []
         lent: list[Region] = []
         for each in work.overwrites:
             region = self._arrays.share(self._arrays.get(each.handle).data, lent)
-            spans.append((each.fragment, rpc.span_of(region)))
+            since = self._span_of_copy(each) if each.since else None
+            spans.append(rpc.NewFragment(each.fragment, rpc.span_of(region), each.mixing, since))
         copies = self._copies_of(work)
         out = self._arena.allocate(self.plan.total_bytes) if work.out else None
         every = self._job.worker.check_every
@@ -255,6 +257,12 @@ class WorkExecutor(Doer):
             return step_finished(work, trained)
 
         return finish()
+
+    def _span_of_copy(self, each: Overwrite) -> rpc.Span:
+        """Where a fragment lies in the host copy that it was contributed from."""
+        copy: HostCopy = self._arrays.get(each.since)
+        start, stop = self.plan.fragment_slice(each.fragment)
+        return rpc.Span(copy.region.offset + start - copy.start, stop - start)
 
     def _copies_of(self, work: RunStep) -> list[tuple[int, HostCopy]]:
         """Allocate the host copies of fragments that the worker makes before a step."""

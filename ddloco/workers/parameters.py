@@ -54,3 +54,15 @@ def _check_arrays(made: Any, maker: str) -> None:
                 f"{maker}(key): {name!r} is no array but the {kind}; return arrays only (with "
                 "Equinox: eqx.filter(net, eqx.is_inexact_array))"
             ) from None
+
+
+@jax.jit
+def mixed(own: Any, newer: Any, mixing: float) -> Any:
+    """Keep ``mixing`` of the own values of an array, and take the rest of the newer ones."""
+    return (mixing * own + (1.0 - mixing) * newer).astype(newer.dtype)
+
+
+@jax.jit
+def carried(own: Any, newer: Any, since: Any) -> Any:
+    """Take the newer values of an array, and the steps from ``since`` to the own ones again."""
+    return (newer + (own - since)).astype(newer.dtype)

@@ -182,6 +182,21 @@ class CopyFragments(WorkerMessage, frozen=True):
     copies: tuple[tuple[int, Span], ...]
 
 
+class NewFragment(Struct, frozen=True, array_like=True):
+    """A fragment and the memory with its new values, which replace the worker's own; ``mixing`` of
+    its own stay, or the difference of its own to those ``since`` is added."""
+
+    fragment: int
+    span: Span
+    mixing: float = 0.0
+    since: Span | None = None
+
+    @property
+    def replaces(self) -> bool:
+        """Whether nothing of the worker's own values stays."""
+        return not self.mixing and self.since is None
+
+
 class Train(WorkerMessage, frozen=True):
     """Overwrite fragments, skip ``skip`` batches by going to ``cursor``, run one step, and copy all
     parameters to ``out`` if there is one. ``t`` is the newest global step of the
@@ -189,7 +204,7 @@ class Train(WorkerMessage, frozen=True):
     With ``check`` the step is run twice, and the results compared."""
 
     step: int
-    overwrites: tuple[tuple[int, Span], ...]
+    overwrites: tuple[NewFragment, ...]
     out: Span | None
     skip: int
     cursor: bytes = b""

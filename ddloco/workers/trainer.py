@@ -37,7 +37,7 @@ from ddloco.workers.inner_optimizer import (
     schedule_counts,
     with_counts,
 )
-from ddloco.workers.parameters import named_leaves, shapes_and_names
+from ddloco.workers.parameters import carried, mixed, named_leaves, shapes_and_names
 from ddloco.workers.placement import OneDevice, OnGroup, OnMesh
 from ddloco.workers.schedules import GLOBAL_STEP, with_extra_arguments, with_schedule
 from ddloco.workers.task import TaskError, load_task, stream_of
@@ -323,8 +323,8 @@ class Trainer:
             self._compiling.join()
             self._compiling = None
         self._begin_state()
-        for fragment, span in request.overwrites:
-            self._overwrite(fragment, self._arena.region(span.offset, span.nbytes))
+        for each in request.overwrites:
+            self._overwrite(each)
         self._take_turn(request)
         first, self._tried = not self._tried, True
         before = self._batches.position() if first else b""
@@ -519,8 +519,9 @@ class Trainer:
         optimizer that can be ``made_again`` is made: only the rest is saved on the host.
         """
         leaves, installed = self._leaves(), self._installed
-        for fragment, _ in request.overwrites:
-            for leaf in self._laid.fragments[fragment]:
+        replaced = [each for each in request.overwrites if each.replaces]
+        for each in replaced:
+            for leaf in self._laid.fragments[each.fragment]:
                 leaves[self._index[leaf.name]] = None
         moments = self._opt_state if made_again is None else None
         before = leaves, self._layout.local_of(self._state), moments
@@ -540,8 +541,8 @@ class Trainer:
             count = self._moments_tree.num_leaves
             self._opt_state = jax.tree.unflatten(self._moments_tree, own[:count])
             local = own[count:]
-        for fragment, span in request.overwrites:
-            self._fill_in(leaves, fragment, self._arena.region(span.offset, span.nbytes))
+        for each in replaced:
+            self._fill_in(leaves, each.fragment, self._region(each.span))
         self._take_in(leaves, local)
         if made_again is not None:
             self._opt_state = made_again()
@@ -690,10 +691,25 @@ class Trainer:
             self._stated = True
         self._state = self._layout.joined(leaves[count:], local)
 
-    def _overwrite(self, fragment: int, data: Bytes) -> None:
+    def _overwrite(self, newer: rpc.NewFragment) -> None:
         leaves = self._leaves()
-        self._fill_in(leaves, fragment, data)
+        own = list(leaves)
+        self._fill_in(leaves, newer.fragment, self._region(newer.span))
+        if not newer.replaces and not self._spoilt:
+            since: list[Any] = [None] * len(leaves)
+            if newer.since is not None:
+                self._fill_in(since, newer.fragment, self._region(newer.since))
+            for leaf in self._laid.fragments[newer.fragment]:
+                i = self._index[leaf.name]
+                leaves[i] = (
+                    mixed(own[i], leaves[i], newer.mixing)
+                    if newer.since is None
+                    else carried(own[i], leaves[i], since[i])
+                )
         self._take_in(leaves)
+
+    def _region(self, span: rpc.Span) -> Bytes:
+        return self._arena.region(span.offset, span.nbytes)
 
     def _fill_in(self, leaves: list[Any], fragment: int, data: Bytes | Pieces, at: int = 0) -> None:
         for index, view in self._views(fragment, data, at):

@@ -154,7 +154,8 @@ def make_plan(
         fragments: P, at least 1 and at most H. The result has fewer if there are fewer tensors or
             layers.
         interval: H, in steps.
-        strategy: "layer" (whole layers), "tensor" (runs of tensors) or "balanced" (LPT).
+        strategy: "layer" (runs of layers), "strided" (every P-th layer), "tensor" (runs of
+            tensors) or "balanced" (LPT).
 
     Raises:
         ValueError: one line that says which argument is invalid.
@@ -207,19 +208,29 @@ def _tensor(leaves: Sequence[Leaf], count: int) -> list[list[Leaf]]:
     return [list(leaves[p * n // count : (p + 1) * n // count]) for p in range(count)]
 
 
-def _layer(leaves: Sequence[Leaf], count: int) -> list[list[Leaf]]:
+def _layers(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
     layers: dict[tuple[str, ...], list[Leaf]] = {}
     for leaf in leaves:
         layers.setdefault(_layer_of(leaf.name), []).append(leaf)
-    names = sorted(layers, key=_natural)
-    n = len(names)
-    runs = [names[p * n // count : (p + 1) * n // count] for p in range(count)]
-    return [[leaf for name in run for leaf in layers[name]] for run in runs]
+    return [layers[name] for name in sorted(layers, key=_natural)]
+
+
+def _layer(leaves: Sequence[Leaf], count: int) -> list[list[Leaf]]:
+    layers = _layers(leaves)
+    n = len(layers)
+    runs = [layers[p * n // count : (p + 1) * n // count] for p in range(count)]
+    return [[leaf for layer in run for leaf in layer] for run in runs]
+
+
+def _strided(leaves: Sequence[Leaf], count: int) -> list[list[Leaf]]:
+    layers = _layers(leaves)
+    return [[leaf for layer in layers[p::count] for leaf in layer] for p in range(count)]
 
 
 _STRATEGIES: dict[str, Callable[[Sequence[Leaf], int], list[list[Leaf]]]] = {
     "balanced": _balanced,
     "layer": _layer,
+    "strided": _strided,
     "tensor": _tensor,
 }
 

@@ -88,6 +88,7 @@ class Progress(Body, frozen=True, omit_defaults=True):
         drawing: with ``job.shards``, where it is in the data shards that it draws from.
         returned: with ``job.shards``, how far it came in shards that it has given back.
         corrupt: how many of its steps had two results when they were run twice.
+        position: with ``sync.blocking``, the global step that its parameters have come to.
     """
 
     step: Count
@@ -105,6 +106,7 @@ class Progress(Body, frozen=True, omit_defaults=True):
     drawing: Places = ()
     returned: Places = ()
     corrupt: Count = 0
+    position: Count = 0
 
 
 class Pull(Body, frozen=True):

@@ -141,6 +141,7 @@ class Numbers(Struct, frozen=True, kw_only=True):
         parameters_s: waited for parameters: learners for their first, replicas for those of each
             step.
         stopped_s: were stopped in a step: suspended, swapped out, or without a processor.
+        versions_s: waited between two steps for a version, with ``sync.blocking``.
         away_s: the rest: they were gone, or starting, or in a step that is not finished.
         restarted: whether all this is since the syncer's restart only: an earlier incarnation of it
             has counted, too.
@@ -158,6 +159,7 @@ class Numbers(Struct, frozen=True, kw_only=True):
     data_s: float = 0.0
     parameters_s: float = 0.0
     stopped_s: float = 0.0
+    versions_s: float = 0.0
     away_s: float = 0.0
     restarted: bool = False
 

@@ -1,7 +1,10 @@
 """How a learner's time was spent: the one rule by which computing, compiling, waiting and being
 stopped are told apart. Machines, status, reports and the simulator all use it."""
 
+from operator import add, sub
+
 from msgspec import Struct
+from msgspec.structs import astuple
 
 STOPPED_STEPS = 4.0
 STOPPED_S = 1.0
@@ -18,6 +21,7 @@ class TimeSpent(Struct, frozen=True, array_like=True):
         data: it waited for batches.
         parameters: it waited for parameters, before its first step.
         stopped: it was stopped in a step; see ``STOPPED_STEPS``.
+        versions: it waited between two steps for a version, with ``sync.blocking``.
     """
 
     computing: float = 0.0
@@ -25,26 +29,15 @@ class TimeSpent(Struct, frozen=True, array_like=True):
     data: float = 0.0
     parameters: float = 0.0
     stopped: float = 0.0
+    versions: float = 0.0
 
     def __add__(self, other: "TimeSpent") -> "TimeSpent":
         """Return the sums."""
-        return TimeSpent(
-            self.computing + other.computing,
-            self.compiling + other.compiling,
-            self.data + other.data,
-            self.parameters + other.parameters,
-            self.stopped + other.stopped,
-        )
+        return TimeSpent(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, other: "TimeSpent") -> "TimeSpent":
         """Return the differences."""
-        return TimeSpent(
-            self.computing - other.computing,
-            self.compiling - other.compiling,
-            self.data - other.data,
-            self.parameters - other.parameters,
-            self.stopped - other.stopped,
-        )
+        return TimeSpent(*map(sub, astuple(self), astuple(other)))
 
 
 def of_step(

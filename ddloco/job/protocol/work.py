@@ -22,11 +22,17 @@ from ddloco.stage.actors.work_handles import Made, Read
 
 
 class Overwrite(Struct, frozen=True, array_like=True):
-    """Before the step, replace the fragment by the global version under the handle."""
+    """Before the step, replace the fragment by the global version under the handle.
+
+    ``mixing`` of the learner's own parameters stay; or, with ``since``, the difference of its own
+    to that copy, of what it contributed to the version, is added (see ``sync.late``).
+    """
 
     fragment: int
     version: int
     handle: Read
+    mixing: float = 0.0
+    since: Read = ""
 
 
 class HostFragment(Struct, frozen=True, array_like=True):

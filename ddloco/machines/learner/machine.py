@@ -4,6 +4,7 @@ A learner trains, reports its progress after every step, answers pulls from host
 last finished step, and overwrites fragments with newer global versions between steps. It waits
 only once, for its first parameters, which come from the syncer or from a peer as a whole state.
 After that it never waits: it requests the next ``RunStep`` while handling its own ``StepFinished``.
+Only with ``sync.blocking``, of the methods that it is compared with, it does; see ``lockstep``.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import Any
 from msgspec import UNSET, Struct, field
 from msgspec.structs import replace
 
-from clocks import number_of
+from clocks import actor_of, number_of
 from ddloco.job.config import Job
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
@@ -47,6 +48,8 @@ from ddloco.job.protocol.work import (
 from ddloco.machines.learner.compression import LearnerCompression
 from ddloco.machines.learner.data_turns import DataTurns
 from ddloco.machines.learner.host_copies import HostCopies, host_copies
+from ddloco.machines.learner.late_steps import Contributed, LateSteps
+from ddloco.machines.learner.lockstep import Lockstep, Stand
 from ddloco.machines.learner.state_donor import StateDonor
 from ddloco.machines.learner.state_recovery import StateRecovery
 from ddloco.machines.syncer.estimates import Recent
@@ -77,8 +80,9 @@ ANSWERS_MAX = 64
 """Pulls answered at once. A syncer has at most ``overlap`` under way; more than this is abuse."""
 
 WAITING_S = 5.0
-"""Seconds between progress messages while a learner waits for its first parameters. It sends
-nothing else then, so without them it would not notice that the syncer has closed the link."""
+"""Seconds between progress messages while a learner waits for its first parameters, or between two
+steps for a version. It sends nothing else then, so without them it would not notice that the syncer
+has closed the link."""
 
 
 LEAVE_S_MAX = 1.5
@@ -96,11 +100,15 @@ class Answer(Struct, forbid_unknown_fields=True):
 
 
 class Running(Struct, forbid_unknown_fields=True):
-    """The step that is running: its work number, its start in seconds, and its overwrites."""
+    """The step that is running: its work number, its start in seconds, and its overwrites; by
+    fragment, the contributions from which they carry over steps; and the handle of the copy of all
+    parameters after it, if there is one."""
 
     work: int
     since: float
     overwrites: tuple[Overwrite, ...] = ()
+    carries: dict[int, Contributed] = {}
+    out: str = ""
 
 
 class Learner(OwnMachine):
@@ -127,11 +135,14 @@ class Learner(OwnMachine):
         step_s: the duration of its steps.
         host: the handle of the copy of all parameters, if it copies all of them after each step.
         copies: the host copies of fragments; None if it copies all parameters instead.
+        lockstep: where it is in the schedule, with ``sync.blocking``; None without.
+        late: what it contributed last, with ``sync.late`` "carry".
         linked: the syncers, each with whether it is linked; the first one leads. Empty before the
             start.
         stopping: why it stops; None if it does not.
         leaving: it stops because its process must exit, and will be started again.
         first: this is the actor's first incarnation, so that no batch of its shard is used.
+        name: its name, with ``sync.blocking``.
         data: the data shards that it draws from, with ``job.shards``.
         recovery: the state that it receives from a donor.
         installing: the work number of the installation of that state; 0 if there is none.
@@ -159,10 +170,13 @@ class Learner(OwnMachine):
     step_s: Recent = field(default_factory=Recent)
     host: str = ""
     copies: HostCopies | None = None
+    lockstep: Lockstep | None = None
+    late: LateSteps = field(default_factory=LateSteps)
     linked: dict[str, bool] = {}
     stopping: str | None = None
     leaving: bool = False
     first: bool = True
+    name: str = ""
     data: DataTurns = field(default_factory=DataTurns)
     recovery: StateRecovery = field(default_factory=StateRecovery)
     installing: int = 0
@@ -242,6 +256,8 @@ class Learner(OwnMachine):
                 return self._leave()
             case Restored():
                 self.stopping, self.leaving = None, False  # The stop belonged to an earlier run.
+                if self.lockstep is not None and self._waits:
+                    self.lockstep.waits_since = at
                 return []
             case _:
                 return []
@@ -250,7 +266,9 @@ class Learner(OwnMachine):
         self.first = number_of(event.incarnation) == 1
         self.tells = event.tells
         plan = self.plan = self.job.plan(event.leaves)
-        if event.copies:
+        if self.job.sync.blocking:
+            self.name, self.lockstep = actor_of(event.incarnation), Lockstep()
+        elif event.copies:
             self.copies = host_copies(plan, self.job.syncer_of)
         count = len(plan.fragments)
         self.versions, self.step_at, self.tokens_at = [-1] * count, [0] * count, [0] * count
@@ -273,7 +291,7 @@ class Learner(OwnMachine):
             case Roster(_, floors):
                 return [Retire(floors)]
             case StateWanted() if event.peer == self.lead:
-                return self.lending.wanted(at, event.body, self.work)
+                return [*self.lending.wanted(at, event.body, self.work), *self._lend_waiting()]
             case Resume() | StatePiece() if event.peer == self.lead and not self._begun:
                 return self._recover(at, event.body, event.handle)
             case DataShards() if event.peer == self.lead and self._shares_data:
@@ -296,13 +314,16 @@ class Learner(OwnMachine):
         waiting = self.incoming.get(fragment)
         newest = self._newest(fragment)
         forgotten = self.compression.settle(said)
-        forgotten += self.compression.forget(fragment) if said.instead else []
+        if said.instead:
+            forgotten += [*self.compression.forget(fragment), *self.late.forget(fragment)]
+            if self.lockstep is not None:
+                forgotten += [Drop(handle) for handle in self.lockstep.start_over()]
         if version < newest or (version == newest and (waiting or not said.instead)):
             installed, settings = self.versions[fragment], self.job.compress
             known = self.compression.complete(said, installed, handle, settings)
             return [*forgotten, *known]
         if said.form is UNSET:
-            newer = Overwrite(fragment, version, handle)
+            newer = Overwrite(fragment, version, handle, self._mixing(instead=said.instead))
             return [*forgotten, Keep(handle), *self._take_in(at, newer)]
         work, last = self.work.next(), self._last(fragment)
         decode = self.compression.decode(work, said, handle, last, self.job.compress)
@@ -316,14 +337,25 @@ class Learner(OwnMachine):
         made, released = self.compression.decoded(event)
         if made.version <= self._newest(made.fragment):
             return [*released, Drop(made.handle)]
-        return [*released, *self._take_in(at, made)]
+        return [*released, *self._take_in(at, replace(made, mixing=self._mixing()))]
+
+    def _mixing(self, *, instead: bool = False) -> float:
+        """How much of its own parameters stays when a version is installed."""
+        sync = self.job.sync
+        return sync.mixing if sync.late == "blend" and self.step and not instead else 0.0
 
     def _take_in(self, at: float, newer: Overwrite) -> list[Effect]:
         """Have a version installed at the next step boundary, in place of one that waits."""
         waiting = self.incoming.get(newer.fragment)
         self.incoming[newer.fragment] = newer
         dropped: list[Effect] = [] if waiting is None else [Drop(waiting.handle)]
-        return [*dropped, *self._begin(at)]
+        resumed = self._go_on(at) if self._waits else self._begin(at)
+        return [*dropped, *resumed]
+
+    @property
+    def _waits(self) -> bool:
+        """Whether it waits for a version between two steps."""
+        return self.lockstep is not None and self.lockstep.waits_since is not None
 
     def _last(self, fragment: int) -> Overwrite | None:
         """The version that waits to be installed, or that the running step installs."""
@@ -352,7 +384,7 @@ class Learner(OwnMachine):
         known = known and self._has_data
         if self._begun or not known or len(self.incoming) < len(self.versions):
             return []
-        return [*self.recovery.drop(), *self._run(at)]
+        return [*self.recovery.drop(), *self._go_on(at)]
 
     # Recovery of a restarted learner from the state of a donor.
 
@@ -394,7 +426,7 @@ class Learner(OwnMachine):
                     else [Drop(incoming.handle)]
                 )
         self.versions = list(recovery.versions)
-        effects += [Observe("state taken over", recovery.seen), *recovery.drop(), *self._run(at)]
+        effects += [Observe("state taken over", recovery.seen), *recovery.drop(), *self._go_on(at)]
         return effects + self._report()
 
     def _newest(self, fragment: int) -> int:
@@ -407,27 +439,49 @@ class Learner(OwnMachine):
         return max(known)
 
     def _ask_again(self, at: float) -> list[Effect]:
-        """Set the timer that repeats the progress report, unless the first step has started."""
-        return [] if self._begun else [SetTimer(ReportDue(), at + WAITING_S)]
+        """Set the timer that repeats the progress report, unless it trains."""
+        return [] if self._begun and not self._waits else [SetTimer(ReportDue(), at + WAITING_S)]
 
     # Steps.
+
+    def _go_on(self, at: float) -> list[Effect]:
+        """Start the next step, unless it must wait for a version."""
+        lockstep, plan = self.lockstep, self.plan
+        if lockstep is None or plan is None or self.stopping is not None:
+            return self._run(at)
+        there = {each.fragment: each.version for each in self.incoming.values()}
+        newest = [max(held, there.get(p, -1)) for p, held in enumerate(self.versions)]
+        if lockstep.must_wait(self.job, plan, self.name, newest):
+            if lockstep.waits_since is not None:
+                return []
+            lockstep.waits_since = at
+            return [*self._lend_waiting(), *self._ask_again(at)]
+        since, lockstep.waits_since = lockstep.waits_since, None
+        self.spent += TimeSpent(versions=at - since if since is not None else 0.0)
+        return self._run(at)
+
+    def _lend_waiting(self) -> list[Effect]:
+        """While it waits, it is between two steps: its state can be copied for others."""
+        if not self._waits:
+            return []
+        return self.lending.between_steps(self.step, tuple(self.versions), self.work)
 
     def _run(self, at: float) -> list[Effect]:
         """Start the next step with every newer fragment received so far, or stop if asked to."""
         if self.stopping is not None:
             return self._leave()
-        overwrites = tuple(each for _, each in sorted(self.incoming.items()))
+        overwrites, carries = self._carrying([each for _, each in sorted(self.incoming.items())])
         self.incoming.clear()
         if self.step == 0 and self.joined_at is not None:
             self.spent = TimeSpent(parameters=at - self.joined_at)
         lent = self.lending.between_steps(self.step, tuple(self.versions), self.work)
         work = self.work.next()
-        self.running = Running(work, at, overwrites)
         step = self.step + 1
         copies, to_copy = self.copies, ()
         if copies is not None and self.plan is not None:
             to_copy = copies.between_steps(self.step, self.linked, self.plan)
-        out = f"host/{step}" if copies is None else ""
+        out = f"host/{step}" if self._copies_all(overwrites) else ""
+        self.running = Running(work, at, overwrites, carries, out)
         kept = [Keep(handle) for handle in (out, *(each.handle for each in to_copy)) if handle]
         data = self.data.take_turn() if self._shares_data else None
         skip, cursor = 0, b""
@@ -438,6 +492,27 @@ class Learner(OwnMachine):
         t = max((*self.versions, *(each.version for each in overwrites))) if self.tells else 0
         run = RunStep(work, step, overwrites, out, skip, cursor, t, to_copy, data)
         return [*lent, *kept, run, *self._answer_waiting()]
+
+    def _carrying(
+        self, overwrites: list[Overwrite]
+    ) -> tuple[tuple[Overwrite, ...], dict[int, Contributed]]:
+        """Return the overwrites, some with the copy from which they carry over steps, and those
+        contributions."""
+        carries = {each.fragment: self.late.carry(each) for each in overwrites}
+        found = {p: given for p, given in carries.items() if given is not None}
+        done = (
+            replace(each, since=found[each.fragment].handle) if each.fragment in found else each
+            for each in overwrites
+        )
+        return tuple(done), found
+
+    def _copies_all(self, overwrites: tuple[Overwrite, ...]) -> bool:
+        """Whether all parameters are copied after the next step, which installs these versions."""
+        lockstep = self.lockstep
+        if lockstep is None or self.plan is None:
+            return self.copies is None
+        lockstep.begin_step([*self.versions, *(each.version for each in overwrites)])
+        return lockstep.copies(self.job, self.plan, lockstep.position + 1)
 
     def _step_finished(self, at: float, event: StepFinished) -> list[Effect]:
         running, self.running = self.running, None
@@ -456,19 +531,24 @@ class Learner(OwnMachine):
         for overwrite in running.overwrites:
             p = overwrite.fragment
             self.versions[p] = overwrite.version
+            since = running.carries.get(p)
             self.step_at[p], self.tokens_at[p] = event.step - 1, self.tokens
+            if since is not None:
+                self.step_at[p], self.tokens_at[p] = since.step, since.tokens
+                effects.append(Drop(since.handle))
+            effects += self.late.outdated(overwrite)
             installed, settings = overwrite.version, self.job.compress
             effects += self.compression.install(p, installed, overwrite.handle, settings)
         self.tokens += event.tokens
         self.corrupt += bool(event.corrupt)
         if self.tells:
             self.brought = LastStep(event.loss, event.metrics)
-        effects += self._release_host()
+        effects += self._release_host(running.out)
         if event.step == 1 and not math.isfinite(event.loss):
             reason = f"task {self.job.job.task}: loss is {event.loss} at the first step"
             return [*effects, *self._finish("bad-input", reason)]
         # The worker gets its next step before the last one is reported, so that it never idles.
-        effects += self._run(at)
+        effects += self._go_on(at)
         if self.stopping is None:
             effects += self._report()
         observed = {"step": event.step, "loss": event.loss, "tokens": event.tokens}
@@ -478,11 +558,15 @@ class Learner(OwnMachine):
         metrics = {"metrics": event.metrics} if event.metrics else {}
         return [*effects, Observe("step", {**observed, "step_s": step_s, **metrics})]
 
-    def _release_host(self) -> list[Effect]:
+    def _release_host(self, out: str) -> list[Effect]:
         """A step is done: release the host copies of the step before."""
         if self.copies is not None:
             return [Drop(handle) for handle in self.copies.release()]
-        previous, self.host = self.host, f"host/{self.step}"
+        lockstep, plan = self.lockstep, self.plan
+        if lockstep is not None and plan is not None:
+            useless = lockstep.finish(out, self.step, self.tokens)
+            return [Drop(h) for h in (*useless, *lockstep.release(self.versions, plan))]
+        previous, self.host = self.host, out
         return [Drop(previous)] if previous else []
 
     def _report(self) -> list[Effect]:
@@ -507,6 +591,7 @@ class Learner(OwnMachine):
             drawing=self.data.drawing(),
             returned=self.data.given_back(),
             corrupt=self.corrupt,
+            position=max(self.lockstep.position, 0) if self.lockstep is not None else 0,
         )
 
     # Pulls are answered from host copies of the last finished step while the next step runs.
@@ -515,23 +600,23 @@ class Learner(OwnMachine):
         p = pull.fragment
         if p >= len(self.versions) or len(self.answers) >= ANSWERS_MAX:
             return [Observe("refused", {"what": f"pull of fragment {pull.fragment}"})]
-        steps = self.step - self.step_at[p]
         if self.copies is not None:
             self.copies.see(peer, pull.t, self.step)
-        if self.step == 0 or steps == 0:
-            return []  # Nothing trained yet; the syncer's deadline passes without this learner.
-        source = self._host_copy(peer, pull)
-        if not source:
+        copied = self._copied(peer, pull)
+        if copied is None:
             return []
+        source, step, tokens = copied.handle, copied.step, copied.tokens
+        if step <= self.step_at[p]:
+            return []  # Nothing trained yet; the syncer's deadline passes without this learner.
         work = self.work.next()
         out = f"out/{work}"
         body = Contribution(
             t=pull.t,
             fragment=pull.fragment,
             base=self.versions[p],
-            step=self.step,
-            steps=steps,
-            tokens=self.tokens - self.tokens_at[p],
+            step=step,
+            steps=step - self.step_at[p],
+            tokens=tokens - self.tokens_at[p],
         )
         encode, needed = EncodeFragment(work, p, source, out), []
         compressed = None
@@ -544,16 +629,19 @@ class Learner(OwnMachine):
             encode, needed = compressed
             body = replace(body, form=self.job.compress.up)
         self.answers[work] = Answer(peer, body, source, out)
+        if self.job.sync.late == "carry":
+            needed = [*self.late.contribute(p, Contributed(pull.t, source, step, tokens)), *needed]
         return [Keep(source), Keep(out), *needed, encode]
 
-    def _host_copy(self, peer: str, pull: Pull) -> str:
-        """The handle of the host copy that answers a pull; empty if the pull must wait for one."""
-        if self.copies is None:
-            return self.host
-        handle = self.copies.of(pull.fragment)
-        if not handle:
+    def _copied(self, peer: str, pull: Pull) -> Stand | None:
+        """The host copy that answers a pull; None if there is none, or the pull waits for one."""
+        if self.lockstep is not None:
+            return self.lockstep.at(pull.t, self.job.job.last_step)
+        handle = self.host if self.copies is None else self.copies.of(pull.fragment)
+        nothing = self.step <= self.step_at[pull.fragment]
+        if not handle and not nothing and self.copies is not None:
             self.copies.wait(peer, pull)
-        return handle
+        return Stand(handle, self.step, self.tokens) if handle else None
 
     def _answer_waiting(self) -> list[Effect]:
         """Answer the pulls that came when their fragments had no host copy."""

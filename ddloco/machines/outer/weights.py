@@ -2,11 +2,20 @@
 
 from collections.abc import Sequence
 
+from ddloco.job.config import WeightRule
 
-def merge_weight(tokens: int, steps: int) -> float:
-    """Return w = tokens * (tokens / steps), quantity times quality (paper 3.4); 0 without steps."""
+
+def merge_weight(tokens: int, steps: int, rule: WeightRule = "rate") -> float:
+    """Return the weight of a contribution of so many tokens and steps; 0 without steps.
+
+    By default it is w = tokens * (tokens / steps), quantity times quality (paper 3.4).
+    """
     assert min(tokens, steps) >= 0, "both are counted up from zero"
-    return tokens * (tokens / steps) if steps else 0.0
+    if not steps:
+        return 0.0
+    if rule == "equal":
+        return 1.0
+    return float(tokens) if rule == "tokens" else tokens * (tokens / steps)
 
 
 def usual_norm(known: Sequence[tuple[float, int]], steps: int) -> float:

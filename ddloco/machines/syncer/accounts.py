@@ -5,6 +5,7 @@ They are counted here and nowhere else. The log, the live display, trackers, ``s
 """
 
 from msgspec import Struct, field
+from msgspec.structs import astuple
 
 from clocks import actor_of
 from ddloco.job.protocol.messages import Progress
@@ -106,7 +107,7 @@ class Accounts(Struct, forbid_unknown_fields=True):
             done = done.plus(newest.minus(self.first[incarnation]))
         whole = sum(at - since for since in self.joined.values())
         spent = done.spent
-        known = spent.computing + spent.compiling + spent.data + spent.parameters + spent.stopped
+        known = sum(astuple(spent))
         goodput = min(max(spent.computing / whole, 0.0), 1.0) if whole > 0 else None
         if not merges:
             goodput = None
@@ -125,6 +126,7 @@ class Accounts(Struct, forbid_unknown_fields=True):
             data_s=round(spent.data, DIGITS),
             parameters_s=round(spent.parameters, DIGITS),
             stopped_s=round(spent.stopped, DIGITS),
+            versions_s=round(spent.versions, DIGITS),
             away_s=round(max(whole - known, 0.0), DIGITS),
             restarted=self.restarted,
         )
@@ -132,8 +134,7 @@ class Accounts(Struct, forbid_unknown_fields=True):
 
 def plausible(said: TimeSpent) -> TimeSpent:
     """Return what a learner says of its time, without what cannot be."""
-    seconds = (said.computing, said.compiling, said.data, said.parameters, said.stopped)
-    return TimeSpent(*(each if 0.0 <= each <= SPENT_S_MAX else 0.0 for each in seconds))
+    return TimeSpent(*(each if 0.0 <= each <= SPENT_S_MAX else 0.0 for each in astuple(said)))
 
 
 def mean_tokens(total: int, fragments: int) -> int:

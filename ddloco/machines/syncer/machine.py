@@ -213,6 +213,7 @@ class Syncer(OwnMachine):
         return status_of(
             at,
             self.rounds,
+            self.job,
             recovering=self.training.relay.waiting(at) if self.training is not None else (),
             standstill=self._no_merge(at),
             numbers=self.numbers(at),
@@ -398,8 +399,8 @@ class Syncer(OwnMachine):
         spent = self._end_if_spent()
         if self.stopping:
             rounds.stop()
-        next_t = rounds.schedule.next(self._here.plan, parts.owned, self.job.job.last_step)
-        self.training.late = bool(event.kept) and (spent or next_t is None)
+        spent = spent or rounds.over(self.job, self._here.plan)
+        self.training.late = bool(event.kept) and spent
         self.training.was_done = self.training.late and event.done
         effects = [*rounds.membership.recovered(), *parts.keep()]
         if event.kept:
@@ -425,6 +426,8 @@ class Syncer(OwnMachine):
             rounds.recover_tokens(each.fragment, each.tokens)
             membership.accounts.merge(each.fragment, each.tokens)
         rounds.schedule.recover(max(initial.versions))
+        if self.job.sync.blocking:
+            rounds.repeat_unmerged(place.plan)
         return rounds
 
     def _new_data(self, number: int) -> DataRoster:
@@ -530,7 +533,7 @@ class Syncer(OwnMachine):
         lacking = progress.versions != rounds.globals.versions
         if lacking:
             ahead = rounds.globals.ahead(progress.versions)
-            rounds.catch_up(min(ahead, self.job.job.last_step))
+            rounds.catch_up(min(ahead, self.job.last_sync))
         effects = membership.data.settle(membership.members.values())
         newcomer = progress.step == 0 and self._here.leads
         if newcomer or relay.waits(member.peer):

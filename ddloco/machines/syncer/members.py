@@ -73,6 +73,11 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
         return self.progress.step_s if self.progress is not None else 0.0
 
     @property
+    def position(self) -> int:
+        """With ``sync.blocking``, the global step that its parameters have come to."""
+        return self.progress.position if self.progress is not None else 0
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Tokens that it trains on per second while it trains; None if that is unknown."""
         progress = self.progress
@@ -200,17 +205,18 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
             return "nothing was trained"
         return None
 
-    def doubt(self, at: float, said: Contribution) -> str | None:
+    def doubt(self, at: float, said: Contribution, *, carries: bool = False) -> str | None:
         """Return why the number of steps of a contribution is impossible, or None.
 
         The steps are compared with the elapsed time and with the learner's own step count. Both
         limits hold however slow, suspended or partitioned the learner was, because it can train
-        from a version only after that was sent to it.
+        from a version only after that was sent to it; unless it ``carries`` over the steps that it
+        has taken since its contribution to that version.
         """
         version, told_at, told_step = self.told[said.fragment]
         if said.steps > said.step:
             return f"more steps than it has taken: {said.steps} of {said.step}"
-        if said.base != version:
+        if said.base != version or carries:
             return None  # It may have received that version over an earlier link.
         since = f"since it was told of version {version}"
         if said.steps > said.step - told_step:

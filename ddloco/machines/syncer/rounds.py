@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 from msgspec import UNSET, Struct, field
 from msgspec.structs import asdict
 
+from clocks import actor_of
 from ddloco.job.config import Compress, Job
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import Contribution, Pull
 from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.timers import LaunchDue, PullDeadline
 from ddloco.job.protocol.work import FragmentMerged
+from ddloco.machines.clients import not_in_round
 from ddloco.machines.syncer.accounts import LATE
 from ddloco.machines.syncer.global_fragments import Global, GlobalFragments, Told, names, sent_names
 from ddloco.machines.syncer.members import Member
@@ -32,6 +34,9 @@ from transport import CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 
 LAUNCHES_MAX = 256
 """Launches whose time is kept, to measure answer times; answers to older ones are not measured."""
+
+NOT_FRESH = "has finished no step since the last launch"
+"""Why a learner that may contribute does not count for a quorum (paper 3.3 b)."""
 
 FRUITLESS_MAX = 512
 """Consecutive syncs without an accepted contribution after which the job fails. All learners have
@@ -109,7 +114,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
 
     def _next(self, job: Job, plan: FragmentPlan) -> int | None:
         """The global step of the next sync; None when all syncs are launched."""
-        return self.schedule.next(plan, self.globals.owned, job.job.last_step)
+        return self.schedule.next(plan, self.globals.owned, job.last_sync)
 
     def kept(self) -> list[tuple[int, int, dict[str, int], dict[str, int], int]]:
         """Return the records of every merged fragment.
@@ -163,6 +168,12 @@ class Rounds(Struct, forbid_unknown_fields=True):
             waiting = self.waiting
             assert waiting is not None
             oldest = self.globals.oldest(waiting.fragment)
+            if job.sync.blocking or waiting.t > job.job.last_step:
+                ready = self._ready(job, waiting, oldest)
+                if not ready:
+                    return effects + self._look_again(None)
+                effects += self._launch(at, waiting, ready, job.compress)
+                continue
             able = self._count_able(waiting, oldest)
             if waiting.floor_at is None:
                 done, members = len(self.done), self.membership.members.values()
@@ -175,6 +186,28 @@ class Rounds(Struct, forbid_unknown_fields=True):
             choose = self.membership.unmerged if unmerged else self.membership.able
             effects += self._launch(at, waiting, choose(waiting.fragment, oldest), job.compress)
         return effects
+
+    def _ready(self, job: Job, waiting: Waiting, oldest: int) -> list[Member]:
+        """Return whom a sync pulls that no pace decides, sorted by name; empty if it must wait.
+
+        With ``sync.blocking`` it is for the learners of a round that have come to its global step,
+        and waits for a quorum of them. After the last global step no learner is waited for.
+        """
+        unmerged = self.membership.unmerged(waiting.fragment, oldest)
+        if waiting.t > job.job.last_step:
+            return unmerged
+        there = [m for m in self.membership.members.values() if not _out(job, waiting.t, m)]
+        if len(there) < job.sync.quorum:
+            return []
+        return [member for member in unmerged if member in there]
+
+    def absence(self, job: Job, member: Member, t: int, fragment: int) -> str | None:
+        """Return in words why a member does not count for the sync of ``t``, or None if it does."""
+        reason = _out(job, t, member) if job.sync.blocking else None
+        if reason is None:
+            reason = self.membership.absence(member, fragment, self.oldest(fragment))
+        paced = not job.sync.blocking and t <= job.job.last_step
+        return NOT_FRESH if reason is None and paced and not member.fresh else reason
 
     def _count_able(self, waiting: Waiting, oldest: int) -> int:
         """Return how many learners count for the quorum; notes those that have done its steps.
@@ -208,7 +241,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
 
     def _choose(self, at: float, job: Job, plan: FragmentPlan) -> bool:
         """Start to wait for the next sync, unless enough are in flight."""
-        if self.stopping or len(self.syncs) >= job.sync.overlap:
+        if self.stopping or len(self.syncs) >= max(job.sync.overlap, 1):
             return False
         t = self._next(job, plan)
         if t is None:
@@ -279,7 +312,8 @@ class Rounds(Struct, forbid_unknown_fields=True):
         merged, band = self.membership.merged[member.incarnation][p], shared.job.sync.band
         problem = member.objection(said, newest, self.globals.oldest(p), merged)
         if problem is None and band:
-            problem = member.doubt(at, said) or self.outliers.objection(said, band)
+            carries = shared.job.sync.late == "carry"
+            problem = member.doubt(at, said, carries=carries) or self.outliers.objection(said, band)
         anchor = ""
         if said.form is not UNSET:
             anchor = self.globals.anchor(p, said.base)
@@ -316,7 +350,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
 
         Their deadline may be ten seconds away, which are thousands of steps of a small model.
         """
-        if self.waiting is not None or not self.syncs:
+        if self.waiting is not None or not self.syncs or shared.job.sync.blocking:
             return []
         overdue = [sync for sync in self.syncs.values() if not sync.work]
         if not overdue or not self.pacing.looks(at):
@@ -357,7 +391,15 @@ class Rounds(Struct, forbid_unknown_fields=True):
         theirs = self.globals[sync.fragment]
         tokens = self.tokens.get(sync.fragment, 0) if job.job.tokens is not None else None
         band, compress = job.sync.band, job.compress
-        merge = sync.merge(theirs, self.membership, self.outliers, band, compress, tokens=tokens)
+        merge = sync.merge(
+            theirs,
+            self.membership,
+            self.outliers,
+            band,
+            compress,
+            tokens=tokens,
+            weight=job.outer.weight,
+        )
         return [*effects, *(Keep(handle) for handle in merge.makes), merge]
 
     def _leave_behind(self, sync: Sync) -> list[Effect]:
@@ -379,6 +421,13 @@ class Rounds(Struct, forbid_unknown_fields=True):
             fields = {"t": sync.t, "fragment": p, "learners": list(sync.parts), "reason": reason}
             effects.append(Observe("goes on from learners", fields))
         return effects
+
+    def repeat_unmerged(self, plan: FragmentPlan) -> None:
+        """Repeat the syncs that were launched and not merged, for which learners wait."""
+        for p in self.globals.owned:
+            due = self.schedule.t - (self.schedule.t - plan.offsets[p]) % plan.interval
+            if due > 0 and self.globals[p].version < due:
+                self.schedule.repeat(due)
 
     def catch_up(self, t: int) -> None:
         """Continue after global step ``t``: learners hold merges up to it that this syncer lost."""
@@ -444,3 +493,8 @@ class Rounds(Struct, forbid_unknown_fields=True):
             return Global(sync.t, *out, held=out[-1])  # It is sent whole.
         held, difference = sent_names(sync.fragment, sync.t)
         return Global(sync.t, *out, held, difference, before.version, compress.down)
+
+
+def _out(job: Job, t: int, member: Member) -> str | None:
+    """Why a member is not in the round of ``t``; see ``not_in_round``."""
+    return not_in_round(job, t, actor_of(member.incarnation), member.position)

@@ -7,9 +7,11 @@ intervals.
 
 from msgspec import Struct
 
+from clocks import actor_of
 from ddloco.job.config import Job
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.timers import StandstillDue
+from ddloco.machines.clients import clients
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.stage.actors.effects import Observe
 from transport import Effect, SetTimer
@@ -91,6 +93,8 @@ def waits_for(rounds: Rounds, job: Job) -> str:
     waiting = rounds.waiting
     if waiting is None:
         return f"a next sync; {linked} learners are linked"
+    if job.sync.blocking:
+        return _waits_in_round(rounds, job, waiting.t)
     able = membership.able(waiting.fragment, rounds.oldest(waiting.fragment))
     there = {each.incarnation for each in able}
     idle = [each.incarnation for each in membership.members.values()]
@@ -98,6 +102,15 @@ def waits_for(rounds: Rounds, job: Job) -> str:
     said = f"a quorum of {job.sync.quorum} for global step {waiting.t}: {len(able)} of {linked} "
     said += "linked learners have finished a step with something to merge"
     return f"{said}; nothing new from {names(idle)}" if idle else said
+
+
+def _waits_in_round(rounds: Rounds, job: Job, t: int) -> str:
+    """What is said of learners that keep step with the schedule."""
+    train = clients(job, t)
+    found = {actor_of(m.incarnation): m for m in rounds.membership.members.values()}
+    late = [name for name in train if name not in found or found[name].position < t]
+    said = f"a quorum of {job.sync.quorum} for global step {t}: {len(train) - len(late)} of "
+    return f"{said}{len(train)} learners of the round have come to it, not {names(late)}"
 
 
 def names(incarnations: list[str]) -> str:

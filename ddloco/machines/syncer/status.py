@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import asdict
 
+from ddloco.job.config import Job
 from ddloco.job.protocol.status import (
     MemberStatus,
     Numbers,
@@ -14,20 +15,17 @@ from ddloco.job.protocol.status import (
 )
 from ddloco.job.protocol.time_spent import TimeSpent
 from ddloco.machines.syncer.accounts import plausible
-from ddloco.machines.syncer.global_fragments import GlobalFragments
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.pacing import Waiting
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.machines.syncer.syncs import Sync
 
-NOT_FRESH = "has finished no step since the last launch"
-"""Why a learner that may contribute does not count for a quorum (paper 3.3 b)."""
-
 
 def status_of(
     at: float,
     rounds: Rounds | None,
+    job: Job,
     *,
     recovering: tuple[RecoveringMember, ...],
     standstill: str,
@@ -38,6 +36,7 @@ def status_of(
     Args:
         at: the time, in seconds since the syncer's start.
         rounds: its syncs, learners and global fragments; None before the first parameters.
+        job: the resolved job.
         recovering: the learners that receive a peer's state.
         standstill: why nothing has been merged for a long time; empty otherwise.
         numbers: the job's numbers.
@@ -54,7 +53,7 @@ def status_of(
         taking_part=last.get("taking_part", 0),
         averaged=last.get("averaged", 0),
         versions=tuple(parts.versions),
-        waiting=_waiting(at, waiting, parts, membership) if waiting is not None else None,
+        waiting=_waiting(at, waiting, rounds, job) if waiting is not None else None,
         in_flight=tuple(_in_flight(at, each) for _, each in sorted(syncs.items())),
         members=tuple(
             member_status(at, each, membership, parts.versions, drawers.get(each.incarnation, ()))
@@ -66,13 +65,22 @@ def status_of(
     )
 
 
-def _waiting(
-    at: float, waiting: Waiting, parts: GlobalFragments, membership: Membership
-) -> WaitingSync:
+def _waiting(at: float, waiting: Waiting, rounds: Rounds, job: Job) -> WaitingSync:
     """What the next sync waits for, since when and until when; None if the end is unknown."""
+    membership, parts = rounds.membership, rounds.globals
+    members = membership.members.values()
+    absent = {
+        each.incarnation: said
+        for each in members
+        if (said := rounds.absence(job, each, waiting.t, waiting.fragment)) is not None
+    }
     able = membership.able(waiting.fragment, parts.oldest(waiting.fragment))
-    missing = [each for each in membership.members.values() if each not in able]
-    if waiting.quorum_at is None:
+    missing = [each for each in members if each not in able]
+    if job.sync.blocking:
+        missing = [each for each in members if each.incarnation in absent]
+        reason = f"a quorum of its round: {len(members) - len(missing)} of {job.sync.quorum} there"
+        until = None
+    elif waiting.quorum_at is None:
         reason, until = f"a quorum: {len(able)} there", None
     elif waiting.floor_at is None:
         # Steps are counted: how long the next ones take is not known.
@@ -89,16 +97,8 @@ def _waiting(
         missing=tuple(each.incarnation for each in missing),
         since_s=at - waiting.since,
         until_s=until,
-        absent=_absent(waiting, parts, membership),
+        absent=absent,
     )
-
-
-def _absent(waiting: Waiting, parts: GlobalFragments, membership: Membership) -> dict[str, str]:
-    """Who does not count for the quorum of the next sync, with the reason."""
-    p, oldest = waiting.fragment, parts.oldest(waiting.fragment)
-    reasons = {m.incarnation: membership.absence(m, p, oldest) for m in membership.members.values()}
-    late = {m.incarnation: NOT_FRESH for m in membership.members.values() if not m.fresh}
-    return {who: said for who, reason in reasons.items() if (said := reason or late.get(who))}
 
 
 def _in_flight(at: float, sync: Sync) -> SyncInFlight:

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ddloco.job.config import Compress
+from ddloco.job.config import Compress, WeightRule
 from ddloco.job.protocol.messages import Contribution
 from ddloco.job.protocol.work import Differences, FragmentMerged, MergeFragment, MergeTokens, Share
 from ddloco.machines.outer.weights import merge_weight
@@ -84,6 +84,7 @@ class Sync(Struct, forbid_unknown_fields=True):
         compress: Compress,
         *,
         tokens: int | None = None,
+        weight: WeightRule = "rate",
     ) -> MergeFragment:
         """Return the work that merges the received contributions.
 
@@ -96,7 +97,7 @@ class Sync(Struct, forbid_unknown_fields=True):
             Share(
                 peer,
                 part.handle,
-                merge_weight(part.said.tokens, part.said.steps),
+                merge_weight(part.said.tokens, part.said.steps, weight),
                 part.said.base,
                 part.said.steps,
                 outliers.norm(p, part.said.steps),

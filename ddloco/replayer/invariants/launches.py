@@ -10,9 +10,11 @@ from clocks import actor_of
 from ddloco.job.protocol.messages import Contribution, Progress, Pull
 from ddloco.job.protocol.timers import LaunchDue, PullDeadline
 from ddloco.job.protocol.work import FragmentMerged, MergeFragment, Recovered
+from ddloco.machines.clients import clients
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.membership import SILENCE_S_MIN
 from ddloco.machines.syncer.pacing import LIVE_STEPS
+from ddloco.machines.syncer.schedule import due_at
 from ddloco.replayer.invariants.base import InvariantCheck, Role, Stage
 from ddloco.stage.actors.effects import Observe
 from ddloco.stage.actors.events import StopRequested
@@ -197,7 +199,39 @@ class Launches(InvariantCheck[Stage, Role]):
         sync, links, at = stage.job.sync, role.actor.links, role.at
         self.hold(len(set(peers)) == len(peers), GRACE, f"sync {t} pulls one twice")
         later = [each for each in links.peers() if links.waiting(each, CONTROL)[0]]
-        many = len({*peers, *later} & self._fresh)
+        if sync.blocking and t <= stage.job.job.last_step:
+            self._launched_in_round(stage, t, peers)
+        elif t <= stage.job.job.last_step:
+            self._launched_by_pace(stage, at, t, {*peers, *later}, peers)
+        self._unheard.update(peers)
+        twice = fragment in self._under_way.values()
+        self.hold(not twice, "overlap", f"sync {t} of fragment {fragment}, which is under way")
+        self._under_way[t] = fragment
+        many = len(self._under_way)
+        most = max(sync.overlap, 1)
+        self.hold(many <= most, "overlap", f"{many} under way, {most} at most")
+        self._last = max(t, self._last)
+        self._since = dict.fromkeys(self._since, 0)
+        self._median_done, self._fastest_s = 0, self._known_s()
+        self._fresh.clear()
+
+    def _launched_in_round(self, stage: Stage, t: int, peers: Sequence[str]) -> None:
+        """With ``sync.blocking`` a round is for the learners that have come to its global step."""
+        train, quorum = clients(stage.job, t), stage.job.sync.quorum
+        there = [
+            name
+            for name, report in self._reports.items()
+            if report.position >= t and actor_of(name) in train
+        ]
+        self.hold(len(there) >= quorum, GRACE, f"round {t} has {there} of {quorum}")
+        early = [name for name in peers if name not in there]
+        self.hold(not early, GRACE, f"round {t} pulls {early}, which have not come to it")
+
+    def _launched_by_pace(
+        self, stage: Stage, at: float, t: int, asked: set[str], peers: Sequence[str]
+    ) -> None:
+        sync, fragment = stage.job.sync, due_at(stage.plan, t)
+        many = len(asked & self._fresh)
         self.hold(many >= sync.quorum, GRACE, f"sync {t} has {many} of {sync.quorum}")
         if sync.pull == "fresh":
             stale = sorted({*peers} - self._fresh)
@@ -205,9 +239,8 @@ class Launches(InvariantCheck[Stage, Role]):
         else:
             lag = sync.staleness * sync.interval
             left_out = self._unmerged(fragment, self._versions[fragment] - lag)
-            left_out = sorted(left_out - {*peers, *later})
+            left_out = sorted(left_out - asked)
             self.hold(not left_out, PULLED, f"sync {t} leaves out {left_out}")
-        self._unheard.update(peers)
         steps = max(t - self._last, 0) if self._last else 0
         done = max(self._median_done, self._now_done(at))
         self.hold(done >= steps, GRACE, f"sync {t}: the median has done {done} of {steps} steps")
@@ -223,15 +256,6 @@ class Launches(InvariantCheck[Stage, Role]):
             self.hold(
                 not early, GRACE, f"sync {t} does not wait for {early} until {self._graced[1]}"
             )
-        twice = fragment in self._under_way.values()
-        self.hold(not twice, "overlap", f"sync {t} of fragment {fragment}, which is under way")
-        self._under_way[t] = fragment
-        many = len(self._under_way)
-        self.hold(many <= sync.overlap, "overlap", f"{many} under way, {sync.overlap} at most")
-        self._last = max(t, self._last)
-        self._since = dict.fromkeys(self._since, 0)
-        self._median_done, self._fastest_s = 0, self._known_s()
-        self._fresh.clear()
 
     def _unmerged(self, fragment: int, oldest: int) -> set[str]:
         """The learners that, by their last report, have steps of ``fragment`` that they never

@@ -33,7 +33,7 @@ INVARIANTS = (
     SAME, CLOCK, "merge-once", "token-conservation", "outer-monotone", "weights-valid",
     "staleness-bound", "merge-order-canonical", "no-zombie", "quorum-or-grace", "overlap",
     PULLED, "no-unhealed-donor", "no-learner-waits-on-learner", "inner-steps-never-block",
-    "ack-after-durable",
+    "in-step", "ack-after-durable",
 )  # fmt: skip
 """In the order of the report."""
 

@@ -9,8 +9,8 @@ Where each invariant is checked:
 
 * here, in worlds and on tapes: merge-once, token-conservation, outer-monotone, weights-valid,
   staleness-bound, merge-order-canonical, no-zombie, no-unhealed-donor, no-learner-waits-on-learner,
-  inner-steps-never-block, clock-causal, ack-after-durable; ``launches``: quorum-or-grace, overlap,
-  unmerged-pulled;
+  inner-steps-never-block, in-step, clock-causal, ack-after-durable; ``launches``: quorum-or-grace,
+  overlap, unmerged-pulled;
 * only in worlds, where more is known than the actors know. ``truth``: clock-vs-truth, data-cursor,
   optimizer-with-params, and token-conservation of the arrays' real contents. ``data_order``:
   data-order. ``fencing``: one-lead. ``resource_bounds``: bounded-memory, control-not-starved.
@@ -28,7 +28,7 @@ Where each invariant is checked:
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,7 @@ from ddloco.job.protocol.messages import (
     Resume,
 )
 from ddloco.job.protocol.work import (
+    FragmentDecoded,
     FragmentMerged,
     InstallState,
     MergeFragment,
@@ -140,7 +141,7 @@ class Merging(InvariantCheck[Stage, Role]):
             told = (sender, said.t, said.fragment)
             meant = told == (share.name, merge.t, merge.fragment)
             self.hold(meant, "merge-once", f"{told} in {merge}")
-            weight = said.tokens * (said.tokens / said.steps)
+            weight = WEIGHTS[stage.job.outer.weight](said.tokens, said.steps)
             self.hold(share.weight == weight, "weights-valid", f"{share.weight} for {weight}")
             lag = self.versions[merge.fragment] - said.base
             late = lag > sync.staleness * sync.interval
@@ -170,6 +171,13 @@ class Merging(InvariantCheck[Stage, Role]):
         self.merges.append((stage.now, merge.t, merge.fragment, event.accepted))
 
 
+WEIGHTS: dict[str, Callable[[int, int], float]] = {
+    "rate": lambda tokens, steps: tokens * (tokens / steps),
+    "tokens": lambda tokens, _: float(tokens),
+    "equal": lambda *_: 1.0,
+}
+"""What a contribution of so many tokens and steps counts, by ``outer.weight``."""
+
 STARTS_MAX = 4
 """Versions remembered per fragment: a learner contributes from one of the last few."""
 
@@ -185,7 +193,13 @@ class Trained:
     starts: dict[int, deque[tuple[int, int]]] = field(default_factory=dict[int, Any])
     """Per fragment (version, step after which it was installed), newest last."""
     coming: tuple[Overwrite, ...] = ()
+    carries: dict[int, int] = field(default_factory=dict[int, int])
+    """By fragment, the step after which what is coming carries over steps."""
     installing: tuple[int, ...] = ()
+    position: int = 0
+    """With ``sync.blocking``, the global step that it has come to."""
+    began: int | None = None
+    """The position at which it began."""
 
     def take(self, fragment: int, version: int, step: int) -> None:
         """A version is installed after ``step``."""
@@ -196,7 +210,9 @@ class Trained:
     def finish(self, tokens: int) -> None:
         """A step is finished, with the overwrites requested before it."""
         for each in self.coming:
-            self.take(each.fragment, each.version, len(self.tokens) - 1)
+            own = len(self.tokens) - 1
+            step = self.carries[each.fragment] if each.since else own
+            self.take(each.fragment, each.version, step)
         self.coming = ()
         self.tokens.append(self.tokens[-1] + tokens)
 
@@ -219,11 +235,16 @@ class Trained:
 
 class Learning(InvariantCheck[Stage, Role]):
     """no-learner-waits-on-learner, inner-steps-never-block, outer-monotone, no-unhealed-donor,
-    and token-conservation of what learners report to have trained on."""
+    and token-conservation of what learners report to have trained on.
+
+    With ``sync.blocking`` learners wait, and in place of the first two it holds that none runs
+    ahead (in-step): when a step begins, each fragment that was due ``sync.overlap`` steps ago, and
+    since the learner began, has the version of that global step.
+    """
 
     invariants = (
         "no-learner-waits-on-learner", "inner-steps-never-block", "outer-monotone",
-        "no-unhealed-donor", "token-conservation",
+        "no-unhealed-donor", "token-conservation", "in-step",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -249,16 +270,21 @@ class Learning(InvariantCheck[Stage, Role]):
         if isinstance(event, MessageArrived):
             if isinstance(event.body, GlobalFragment) and event.body.instead:
                 self._instead.add((name, event.body.fragment, event.body.version))
+                trained.position = 0  # It starts over from its newest version.
         elif isinstance(event, StepFinished):
             steps.append(stage.now)
             trained.finish(event.tokens)
             goes_on = any(isinstance(effect, RunStep | Finish) for effect in effects)
+            goes_on = goes_on or stage.job.sync.blocking
             self.hold(goes_on, "inner-steps-never-block", f"{name} waits after step {event.step}")
         elif isinstance(event, StateInstalled):
             trained.install(sound=event.sound)
         for effect in effects:
             match effect:
                 case RunStep():
+                    running = role.actor.machine.running
+                    carries = running.carries if running is not None else {}
+                    trained.carries = {p: each.step for p, each in carries.items()}
                     self._run(stage, name, event, effect)
                 case Transmit(body=Contribution() as said):
                     what = f"{name} did not train what {said} says"
@@ -278,7 +304,7 @@ class Learning(InvariantCheck[Stage, Role]):
             self.hold(whole, "no-unhealed-donor", f"{name} begins with {mended} and {held}")
             self.hold(begins(event), "no-learner-waits-on-learner", f"{name} begins at {event}")
         else:
-            own = isinstance(event, StepFinished)
+            own = isinstance(event, StepFinished) or stage.job.sync.blocking
             self.hold(own, "no-learner-waits-on-learner", f"{name}: step {run.step} at {event}")
         for each in run.overwrites:
             held_now = trained.held[each.fragment]
@@ -286,6 +312,23 @@ class Learning(InvariantCheck[Stage, Role]):
             said = f"{name} overwrites {held_now} with {each.version}"
             self.hold(held_now < each.version + again, "outer-monotone", said)
         trained.coming = run.overwrites
+        if stage.job.sync.blocking:
+            self._in_step(stage, name, trained)
+
+    def _in_step(self, stage: Stage, name: str, trained: Trained) -> None:
+        held = list(trained.held)
+        for each in trained.coming:
+            held[each.fragment] = each.version
+        position, plan = max(trained.position, *held), stage.plan
+        trained.position = position + 1
+        trained.began = began = position if trained.began is None else trained.began
+        if position >= stage.job.job.last_step:
+            return
+        for p, offset in enumerate(plan.offsets):
+            late = position - stage.job.sync.overlap
+            due = late - (late - offset) % plan.interval
+            said = f"{name} begins a step at {position} with version {held[p]} of fragment {p}"
+            self.hold(held[p] >= due or due <= began, "in-step", said)
 
 
 def begins(event: Event) -> bool:
@@ -293,7 +336,7 @@ def begins(event: Event) -> bool:
     arrived."""
     if isinstance(event, MessageArrived):
         return isinstance(event.body, GlobalFragment | Resume | DataShards)
-    return isinstance(event, StateInstalled)
+    return isinstance(event, StateInstalled | FragmentDecoded)
 
 
 class Causal(InvariantCheck[Stage, Role]):

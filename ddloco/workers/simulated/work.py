@@ -38,6 +38,7 @@ from ddloco.job.protocol.work import (
     MakeParameters,
     MergeFragment,
     ModelSaved,
+    Overwrite,
     ParametersMade,
     PieceEncoded,
     Recover,
@@ -225,14 +226,9 @@ class SimulatedWork(Doer):
 
     @does(RunStep)
     def _run_step(self, work: RunStep, contents: Contents) -> StepFinished:
-        device = self._device
         for each in work.overwrites:
-            theirs = contents[each.handle]
-            assert theirs.what == (each.fragment, each.version, 0, 0), "another array was meant"
-            device[each.fragment] = (each.version, 0)
-            if theirs.array is not None:
-                self._params[self._part(each.fragment)] = theirs.array
-                self._bases[each.fragment] = each.version, theirs.array
+            self._overwrite(each, work.step - 1, contents)
+        device = self._device
         self._device = [(version, steps + 1) for version, steps in device]
         batch = self._draw(work).to_bytes(16, "little")
         loss = 1.0 / work.step
@@ -246,6 +242,25 @@ class SimulatedWork(Doer):
         return StepFinished(
             work.work, work.step, loss, TOKENS, batch, cursor=batch, tensors=tensors
         )
+
+    def _overwrite(self, newer: Overwrite, step: int, contents: Contents) -> None:
+        """Install a version after ``step``, with what stays of the steps since the contribution."""
+        p, theirs, part = newer.fragment, contents[newer.handle], self._part(newer.fragment)
+        assert theirs.what == (p, newer.version, 0, 0), "another array was meant"
+        since = contents[newer.since] if newer.since else None
+        steps = step - since.what[-1] if since is not None else 0
+        self._device[p] = (newer.version, steps)
+        if theirs.array is None:
+            return
+        own, array = self._params[part], theirs.array
+        self._bases[p] = newer.version, array
+        if since is not None and since.array is not None:
+            whole = isinstance(since.what[0], tuple)
+            array = array + (own - (since.array[part] if whole else since.array))
+        elif newer.mixing:
+            mixing = np.float32(newer.mixing)
+            array = mixing * own + (np.float32(1) - mixing) * array
+        self._params[part] = array
 
     def _draw(self, work: RunStep) -> int:
         """The number of a step's batch, which contains that of its data shard, if the job has

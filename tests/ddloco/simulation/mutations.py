@@ -20,6 +20,7 @@ from ddloco.job.protocol.messages import GlobalFragment, Pull
 from ddloco.job.protocol.work import FragmentMerged, RunStep, StepFinished
 from ddloco.machines.learner.data_turns import DataTurns
 from ddloco.machines.learner.host_copies import HostCopies
+from ddloco.machines.learner.lockstep import Lockstep
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.learner.state_donor import StateDonor
 from ddloco.machines.learner.state_recovery import StateRecovery
@@ -27,7 +28,7 @@ from ddloco.machines.outer import merge as merging
 from ddloco.machines.outer import outlier_test
 from ddloco.machines.outer.block_kernel import NumpyKernel
 from ddloco.machines.outer.optimizers.optimizer import STEPS
-from ddloco.machines.syncer import machine, members, pacing, syncs
+from ddloco.machines.syncer import machine, members, pacing, rounds, syncs
 from ddloco.machines.syncer.data_roster import DataRoster, DataShard
 from ddloco.machines.syncer.global_fragments import GlobalFragments
 from ddloco.machines.syncer.members import Member
@@ -284,12 +285,12 @@ def a_step_is_numbered_twice(patch):
 
 @bug("weights-valid", 0)
 def weights_are_tokens_only(patch):
-    patch.setattr(syncs, "merge_weight", lambda tokens, steps: float(tokens))
+    patch.setattr(syncs, "merge_weight", lambda tokens, steps, rule: float(tokens))
 
 
 @bug("weights-valid", 0)
 def weights_are_all_the_same(patch):
-    patch.setattr(syncs, "merge_weight", lambda tokens, steps: 1.0)
+    patch.setattr(syncs, "merge_weight", lambda tokens, steps, rule: 1.0)
 
 
 @bug("weights-valid", 0)
@@ -570,6 +571,16 @@ def a_learner_takes_a_step_when_it_is_pulled(patch):
         return [*effects, *(self._run(0.0) if self.step == 3 and effects else [])]
 
     wrap(patch, Learner, "_answer", answer)
+
+
+@bug("in-step", 29, 28, 66)
+def a_learner_does_not_wait_for_a_version(patch):
+    always(patch, Lockstep, "must_wait", value=False)
+
+
+@bug("quorum-or-grace", 29, 28, 66)
+def a_round_begins_before_its_learners_have_come_to_it(patch):
+    patch.setattr(rounds, "not_in_round", lambda *_: None)
 
 
 @bug("inner-steps-never-block", 0)

@@ -74,7 +74,7 @@ def test_checks_may_be_left_out(case):
 
 def test_a_broken_invariant_is_named(case, monkeypatch):
     """With its text; what was measured until then is there."""
-    monkeypatch.setattr(syncs, "merge_weight", lambda tokens, steps: 1.0)
+    monkeypatch.setattr(syncs, "merge_weight", lambda tokens, steps, rule: 1.0)
     row = run_case(*case(), 0)
     assert row.violation.startswith("weights-valid: ")
     assert "chip goodput" in row.values

@@ -64,7 +64,7 @@ def call(capsys):
 
 def break_it(monkeypatch):
     """Plant a bug that every world notices."""
-    monkeypatch.setattr(syncs, "merge_weight", lambda tokens, steps: 1.0)
+    monkeypatch.setattr(syncs, "merge_weight", lambda tokens, steps, rule: 1.0)
 
 
 def test_a_table_has_a_row_for_each_case(call):

@@ -54,7 +54,7 @@ class Learner:
                 start, stop = self.plan.fragment_slice(p)
                 region = self.arena.allocate(stop - start)
                 region.data[:] = source[start:stop]
-                spans.append((p, rpc.span_of(region)))
+                spans.append(rpc.NewFragment(p, rpc.span_of(region)))
         out = self.arena.allocate(self.plan.total_bytes)
         request = rpc.Train(1, tuple(spans), rpc.span_of(out), 0)
         return await self.process.expect(request, rpc.Trained), out.data.copy()

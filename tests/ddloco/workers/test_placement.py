@@ -96,7 +96,7 @@ class Learner:
             start, stop = self.plan.fragment_slice(p)
             region = self.arena.allocate(stop - start)
             region.data[:] = source[start:stop]
-            spans.append((p, span_of(region)))
+            spans.append(rpc.NewFragment(p, span_of(region)))
         return self.step(tuple(spans))
 
     def step(self, overwrites=(), skip=0):

@@ -106,7 +106,7 @@ def test_a_global_fragment_replaces_what_is_merged_and_leaves_the_rest(arena):
     region.data[:] = harness.state().data[start:stop]
     region.data[at : at + 64].view(np.float32)[:] = 100.0
     out = arena.allocate(harness.plan.total_bytes)
-    harness.ask(rpc.Train(2, ((fragment, span_of(region)),), span_of(out), 0))
+    harness.ask(rpc.Train(2, (rpc.NewFragment(fragment, span_of(region)),), span_of(out), 0))
     mean = np.asarray(harness.trainer._state["mean"])
 
     assert (mean > 80).all()

@@ -174,11 +174,11 @@ def test_a_spoilt_state_is_taken_back_as_such(arena):
         last = rpc.Trained(float("nan") if spoilt else 0.5, 8, b"batch", cursor)
         taker.ask(rpc.Install((span_of(state),), rpc.Own(3, last)))
         out = arena.allocate(taker.plan.total_bytes)
-        taker.ask(rpc.Train(4, ((0, span_of(fresh)),), span_of(out), 0))
+        taker.ask(rpc.Train(4, (rpc.NewFragment(0, span_of(fresh)),), span_of(out), 0))
         after[spoilt] = out.data.tobytes()
     donor.trainer._spoilt = True
     out = arena.allocate(donor.plan.total_bytes)
-    donor.ask(rpc.Train(4, ((0, span_of(fresh)),), span_of(out), 0))
+    donor.ask(rpc.Train(4, (rpc.NewFragment(0, span_of(fresh)),), span_of(out), 0))
     assert out.data.tobytes() == after[True] != after[False]
 
 
@@ -322,7 +322,7 @@ def test_a_healed_learner_does_not_jump_back_to_the_peak_of_its_schedule(arena, 
     start, stop = harness.plan.fragment_slice(0)
     fresh, out = arena.allocate(stop - start), arena.allocate(harness.plan.total_bytes)
     fresh.data[:] = memoryview(harness.before)[start:stop]
-    harness.ask(rpc.Train(7, ((0, span_of(fresh)),), span_of(out), 0))
+    harness.ask(rpc.Train(7, (rpc.NewFragment(0, span_of(fresh)),), span_of(out), 0))
     assert out.data.tobytes() == harness.before
     assert 0 == int(jax.tree.leaves(harness.trainer._opt_state[0].mu)[0].sum()), "moments are new"
 
@@ -635,7 +635,7 @@ def test_a_learner_that_begins_or_continues_saves_nothing_on_the_host(arena, mon
         start, stop = donor.plan.fragment_slice(p)
         region = arena.allocate(stop - start)
         region.data[:] = np.frombuffer(whole[start:stop], np.uint8)
-        spans.append((p, span_of(region)))
+        spans.append(rpc.NewFragment(p, span_of(region)))
     fresh, taker = Harness(arena, optimizer="adamw"), Harness(arena, optimizer="adamw")
     saved.clear()
     fresh.ask(rpc.Train(1, tuple(spans), None, 0))
@@ -643,3 +643,27 @@ def test_a_learner_that_begins_or_continues_saves_nothing_on_the_host(arena, mon
     assert taker.train(skipped=2) == donor.train()
     assert saved == [0, 0]
     assert taker.train() == donor.train()
+
+
+def test_late_steps_are_mixed_or_carried_over(arena):
+    """What a version leaves of the learner's own: nothing, a share, or its steps since a copy."""
+    arrays = {}
+    for rule in ("overwrite", "blend", "carry"):
+        harness = Harness(arena, lr=1e-30)  # Its step changes nothing.
+        harness.begin()
+        _, _, own = harness.train()
+        start, stop = harness.plan.fragment_slice(0)
+        newer, since = arena.allocate(stop - start), arena.allocate(stop - start)
+        newer.data[:] = 0
+        newer.data[:].view(np.float32)[:] = 3.0
+        since.data[:].view(np.float32)[:] = 1.0
+        more = {"blend": (0.25,), "carry": (0.0, span_of(since))}.get(rule, ())
+        out = arena.allocate(harness.plan.total_bytes)
+        harness.ask(rpc.Train(2, (rpc.NewFragment(0, span_of(newer), *more),), span_of(out), 0))
+        leaf = harness.plan.fragments[0][0]
+        arrays[rule] = out.data[start : start + leaf.nbytes].view(np.float32).copy()
+        before = np.frombuffer(own[start : start + leaf.nbytes], np.float32)
+    assert_allclose = np.testing.assert_allclose
+    assert_allclose(arrays["overwrite"], 3.0)
+    assert_allclose(arrays["blend"], 0.25 * before + 0.75 * 3.0, rtol=1e-6)
+    assert_allclose(arrays["carry"], 3.0 + (before - 1.0), rtol=1e-6)

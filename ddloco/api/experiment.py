@@ -1,0 +1,258 @@
+"""Experiments: one job under several settings, with several seeds, compared with each other.
+
+An experiment file is a job file with ``[experiment]`` and a ``[[case]]`` for each row. A *cell* is
+a case with a seed. By default a cell runs in virtual time, and trains for real: its machines are
+simulated with ``[work]``, ``[network]`` and the other tables of a scenario, and the task is trained
+along the tapes of that. So learners have the speeds that the file says, whatever else the machine
+does, and a cell gives the same result again. Its results are kept, so an experiment that was
+stopped goes on.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import tomli_w
+from msgspec import Meta, Struct
+
+from ddloco.debugger.recorded_job import open_job
+from ddloco.debugger.report_data import report_data
+from ddloco.job.config import Job, job_from, override, with_overrides
+from ddloco.stage.files.faults import Whole
+from ddloco.stage.files.run_folder import LOG_FILE
+from ddloco.stage.files.toml import ConfigError, Section, convert, read_toml
+
+ENVIRONMENT = ("work", "network", "lending", "chips")
+"""The tables of a scenario that say what machines and lines are like in virtual time."""
+
+ACTED = ("job", "sync", "outer", "elastic", "chaos", "learner", "compress")
+"""The tables of a job that its machines read."""
+
+OUTPUT_MAX = 2000
+"""Characters of a failed command's last lines that are shown."""
+
+RESULT_FILE = "result.json"
+
+
+class CellError(Exception):
+    """A cell has failed; the text says which, where its output is, and its last lines."""
+
+
+class ExperimentTable(Section, frozen=True):
+    """``[experiment]``: what is compared, and what that shows.
+
+    Attributes:
+        name: its name.
+        about: what is compared, in a sentence.
+        shows: what the results show, for the page.
+        shows_not: what they do not show.
+        seeds: each case is run with each of them.
+        baseline: the case that the others are compared with; the first one by default.
+        time: "virtual", or "real" for cases whose time or kills are real.
+        paper: what the values in ``paper`` of the cases are, and where they are from.
+    """
+
+    name: str
+    about: str = ""
+    shows: str = ""
+    shows_not: str = ""
+    seeds: Annotated[tuple[Whole, ...], Meta(min_length=1)] = (0, 1, 2)
+    baseline: str = ""
+    time: Literal["virtual", "real"] = "virtual"
+    paper: str = ""
+
+
+class ExperimentCase(Section, frozen=True):
+    """``[[case]]``: a row; ``set`` overrides keys, ``paper`` is the paper's value."""
+
+    name: str
+    set: dict[str, Any] = {}
+    paper: str = ""
+
+
+class _Tables(Section, frozen=True):
+    """The tables of an experiment file that are not those of a job or a scenario."""
+
+    experiment: ExperimentTable
+    case: Annotated[tuple[ExperimentCase, ...], Meta(min_length=1)]
+
+
+class Experiment(Struct, frozen=True):
+    """A loaded experiment file.
+
+    Attributes:
+        table: its ``[experiment]``.
+        cases: its cases.
+        plain: for each case the job and its environment as plain data, overrides included.
+    """
+
+    table: ExperimentTable
+    cases: tuple[ExperimentCase, ...]
+    plain: dict[str, dict[str, Any]]
+
+    @property
+    def baseline(self) -> str:
+        """The case that the others are compared with."""
+        return self.table.baseline or self.cases[0].name
+
+
+class Result(Struct, frozen=True):
+    """The results of one cell.
+
+    Attributes:
+        case: the name of its case.
+        seed: its seed.
+        loss: the held-out loss of the final model, in nats.
+        steps: inner steps of all learners.
+        merges: merges done.
+        goodput: the share of the learners' time that was spent computing, in virtual time or real.
+        up: payload bytes that learners sent.
+        down: payload bytes that were sent to them.
+        seconds: the time of the job, virtual or real.
+        took_s: the time that the cell took on this machine, in seconds.
+    """
+
+    case: str
+    seed: int
+    loss: float | None
+    steps: int
+    merges: int
+    goodput: float | None
+    up: int
+    down: int
+    seconds: float
+    took_s: float
+
+
+class Cell(Struct, frozen=True):
+    """A case with a seed, and the folder of its runs."""
+
+    case: str
+    seed: int
+    folder: Path
+
+    def known(self) -> Result | None:
+        """Return its result, if it was run before."""
+        path = self.folder / RESULT_FILE
+        return msgspec.json.decode(path.read_bytes(), type=Result) if path.exists() else None
+
+
+def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment file; ``overrides`` apply to all cases, before their own.
+
+    Raises:
+        ConfigError: the file cannot be read, or a field of it or of a case is invalid.
+    """
+    plain = read_toml(path)
+    own = {key: plain.pop(key) for key in ("experiment", "case") if key in plain}
+    tables = convert(own, _Tables, str(path))
+    table, rows = tables.experiment, tables.case
+    names = [each.name for each in rows]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{path}: two cases have one name")
+    if table.baseline and table.baseline not in names:
+        raise ConfigError(f"{path}: experiment.baseline: {table.baseline} is not one of the cases")
+    found: dict[str, dict[str, Any]] = {}
+    for case in rows:
+        source = f"{path}: case {case.name}"
+        varied = with_overrides(plain, overrides, lambda changed, _: changed, source)
+        for key, value in case.set.items():
+            override(varied, key, value, source=source)
+        _job_of(varied, source)
+        found[case.name] = varied
+    return Experiment(table, rows, found)
+
+
+def _job_of(plain: dict[str, Any], source: str) -> Job:
+    return job_from({key: each for key, each in plain.items() if key not in ENVIRONMENT}, source)
+
+
+def cells(experiment: Experiment, folder: Path) -> list[Cell]:
+    """Return all cells, those of the first seed first."""
+    return [
+        Cell(case.name, seed, folder / f"{number:02}-{seed}")
+        for seed in experiment.table.seeds
+        for number, case in enumerate(experiment.cases)
+    ]
+
+
+def run_cell(experiment: Experiment, cell: Cell) -> Result:
+    """Run a cell, and keep its result.
+
+    Raises:
+        CellError: a command has failed.
+    """
+    begun = time.monotonic()
+    folder, plain = cell.folder, _seeded(experiment.plain[cell.case], cell.seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    job = {key: each for key, each in plain.items() if key not in ENVIRONMENT}
+    (folder / "job.toml").write_text(tomli_w.dumps(job))
+    run, schedule = folder / "run", folder / "schedule"
+    train = ["run", str(folder / "job.toml"), "--dir", str(run), "--overwrite"]
+    method, values = job["job"].get("method"), {}
+    if method == "lone" or experiment.table.time == "real":
+        _ddloco(cell, *train)
+    else:
+        acted = {key: plain[key] for key in (*ACTED, *ENVIRONMENT) if key in plain}
+        acted["job"] = {k: each for k, each in plain["job"].items() if k != "task"}
+        about = {"name": "cell", "checks": False, "seed": cell.seed}
+        (folder / "scenario.toml").write_text(tomli_w.dumps({"scenario": about, **acted}))
+        simulate = ["simulate", str(folder / "scenario.toml"), "--dir", str(schedule), "--json"]
+        values = json.loads(_ddloco(cell, *simulate))["cases"][0]["values"]
+        _ddloco(cell, *train, "--schedule", str(schedule))
+    result = _result_of(cell, run, values, method != "lone", time.monotonic() - begun)
+    (folder / RESULT_FILE).write_bytes(msgspec.json.encode(result))
+    return result
+
+
+def _seeded(plain: dict[str, Any], seed: int) -> dict[str, Any]:
+    return {**plain, "job": {**plain["job"], "seed": seed}}
+
+
+def _ddloco(cell: Cell, *arguments: str) -> str:
+    """Run a command of ddloco; returns what it has printed."""
+    command = [sys.executable, "-m", "ddloco", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()[-OUTPUT_MAX:]
+        raise CellError(f"{cell.case}, seed {cell.seed}: ddloco {' '.join(arguments)}: {said}")
+    return done.stdout
+
+
+def _log(run: Path) -> Iterator[dict[str, Any]]:
+    with (run / LOG_FILE).open() as lines:
+        yield from map(json.loads, lines)
+
+
+def _result_of(
+    cell: Cell, run: Path, values: dict[str, float], synced: bool, took_s: float
+) -> Result:
+    """The result of a cell, from the log and the tapes of its run."""
+    found: dict[str, Any] = {}
+    newest: dict[str, int] = {}
+    merges = 0
+    for line in _log(run):
+        merges += line["event"] == "merge"
+        if line["event"] == "step":  # Of a lone learner not every one is in the log.
+            newest[line["ref"].partition(":")[0]] = line["step"]
+        elif line["event"] == "result":
+            found = line
+    links = report_data(open_job(run)).runs[0].links if synced else []
+    goodput = found.get("goodput")
+    return Result(
+        case=cell.case,
+        seed=cell.seed,
+        loss=found.get("held_out_loss"),
+        steps=sum(newest.values()),
+        merges=merges,
+        goodput=values["goodput"] / 100 if "goodput" in values else goodput,
+        up=sum(each.up_bytes for each in links),
+        down=sum(each.down_bytes for each in links),
+        seconds=3600 * values["hours"] if "hours" in values else found.get("at", 0.0),
+        took_s=round(took_s, 1),
+    )

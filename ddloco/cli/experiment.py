@@ -1,0 +1,88 @@
+"""The command ``ddloco experiment``."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+import msgspec
+from rich.markdown import Markdown
+
+from ddloco.api.experiment import (
+    Cell,
+    CellError,
+    Experiment,
+    Result,
+    cells,
+    load_experiment,
+    run_cell,
+)
+from ddloco.api.experiment_page import pages, table
+from ddloco.cli.ask import complain
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.exit_codes import FOUND
+from ddloco.stage.process.console import SafeConsole
+
+FOLDER = Path("runs") / "experiments"
+PICTURES = "pictures"
+
+
+def experiment(given: argparse.Namespace) -> int:
+    """``ddloco experiment``: run the cells of experiments, and compare their cases."""
+    try:
+        loaded = {file: load_experiment(file, given.overrides) for file in given.experiments}
+    except ConfigError as error:
+        return complain(error)
+    found: dict[str, tuple[Experiment, Sequence[Result]]] = {}
+    for file, each in loaded.items():
+        folder = (given.folder or FOLDER) / each.table.name.replace(" ", "-")
+        try:
+            results = _run_all(each, folder, given)
+        except CellError as error:
+            return complain(error, FOUND)
+        found[str(file)] = each, results
+        if given.json:
+            print(msgspec.json.encode({"experiment": each.table.name, "cells": results}).decode())
+        else:
+            SafeConsole().print(Markdown("\n".join(table(each, results))))
+    if given.page is not None:
+        _write(given.page, found)
+    return 0
+
+
+def _run_all(experiment: Experiment, folder: Path, given: argparse.Namespace) -> list[Result]:
+    """Run the cells that have no result yet, some side by side; prints a line for each."""
+    todo = cells(experiment, folder)
+    done = {cell.folder: known for cell in todo if (known := cell.known()) is not None}
+    missing = [cell for cell in todo if cell.folder not in done]
+    console = SafeConsole(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    if done:
+        console.print(f"{experiment.table.name}: {len(done)} of {len(todo)} cells are in {folder}")
+    with ThreadPoolExecutor(given.jobs or max((os.cpu_count() or 1) // 2, 1)) as pool:
+        running = {pool.submit(run_cell, experiment, cell): cell for cell in missing}
+        try:
+            for number, each in enumerate(as_completed(running), len(done) + 1):
+                cell, result = running[each], each.result()
+                done[cell.folder] = result
+                console.print(_line(experiment, cell, result, f"{number} of {len(todo)}"))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [done[cell.folder] for cell in todo]
+
+
+def _line(experiment: Experiment, cell: Cell, result: Result, count: str) -> str:
+    loss = f"{result.loss:.4f}" if result.loss is not None else "none"
+    what = f"{experiment.table.name}, {cell.case}, seed {cell.seed}"
+    return f"{count}: {what}: held-out loss {loss} in {result.took_s:.0f} s"
+
+
+def _write(page: Path, found: dict[str, tuple[Experiment, Sequence[Result]]]) -> None:
+    """Write the page, and its pictures into a folder beside it."""
+    text, drawn = pages(found, PICTURES)
+    folder = page.parent / PICTURES
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in drawn.items():
+        (folder / name).write_text(picture)
+    page.write_text(text)

@@ -1,0 +1,35 @@
+"""Which learners take part in a round, with ``sync.blocking``.
+
+Those of federated averaging (FedAvg, arXiv 1602.05629) are drawn.
+"""
+
+import hashlib
+
+from ddloco.job.config import Job, clients_of
+
+
+def clients(job: Job, t: int) -> tuple[str, ...]:
+    """Return the names of the learners that train for the round that ends at global step ``t``.
+
+    Syncer and learners choose the same ones without a message: the order of the learners in a round
+    is that of SHA-256 over the job's seed, the global step and the name.
+    """
+    names, share = job.learner_names(), job.sync.clients
+    if share == 1.0:
+        return names
+    seed = job.job.seed
+
+    def drawn(name: str) -> bytes:
+        return hashlib.sha256(f"{seed} {t} {name}".encode()).digest()
+
+    return tuple(sorted(sorted(names, key=drawn)[: clients_of(len(names), share)]))
+
+
+def not_in_round(job: Job, t: int, name: str, position: int) -> str | None:
+    """Return in words why a learner at a position is not in the round of global step ``t``, or None
+    where it is."""
+    if name not in clients(job, t):
+        return f"was not drawn for the round that ends at global step {t}"
+    if position < t:
+        return f"has come to global step {position} of {t}"
+    return None

@@ -1,0 +1,119 @@
+"""How a learner keeps step with the schedule, with ``sync.blocking``. Part of the learner machine.
+
+As DiLoCo (arXiv 2311.08105) and Streaming DiLoCo (arXiv 2501.18512) are published, a learner
+contributes a fragment as it is at exactly the global step at which it is due, and waits if the
+answer is not there ``overlap`` steps later. So a learner has a position, which is the global step
+that its parameters have come to. It copies all parameters to the host at each position at which a
+fragment is due, and keeps the copy until the version of that global step is installed.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from ddloco.job.config import Job
+from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.machines.clients import clients
+
+
+class Stand(Struct, forbid_unknown_fields=True):
+    """All parameters at a position: the handle of the copy, and the steps and tokens until then."""
+
+    handle: str
+    step: int
+    tokens: int
+
+
+class Lockstep(Struct, forbid_unknown_fields=True):
+    """Where a learner is in the schedule.
+
+    Attributes:
+        position: the global step that its parameters have come to; -1 after it has started over,
+            until its next step begins.
+        began: the position at which it began. It does not wait for syncs of before: nobody may be
+            left to contribute to them but learners that have begun since.
+        stands: the copies that pulls are answered from, by position.
+        waits_since: the time since which it waits for a version, in seconds; None if it trains.
+    """
+
+    position: int = 0
+    began: int | None = None
+    stands: dict[int, Stand] = {}
+    waits_since: float | None = None
+
+    def must_wait(self, job: Job, plan: FragmentPlan, name: str, newest: Sequence[int]) -> bool:
+        """Whether no step may begin: a version is missing, or others train in this round.
+
+        Args:
+            job: the resolved job.
+            plan: the plan that says which fragment is due at which global step.
+            name: the learner's name.
+            newest: for each fragment, the newest version that is installed or has arrived.
+        """
+        position = self.after(newest)
+        if position >= job.job.last_step:
+            return False
+        began = position if self.began is None else self.began
+        for p, offset in enumerate(plan.offsets):
+            since_due = (position - job.sync.overlap - offset) % plan.interval
+            due = position - job.sync.overlap - since_due
+            if due > began and newest[p] < due:
+                return True
+        if job.sync.clients == 1.0:
+            return False
+        t = plan.next_due(position, job.job.last_step)
+        return t is not None and name not in clients(job, t)
+
+    def after(self, versions: Sequence[int]) -> int:
+        """Return the position once these versions are installed."""
+        return max(self.position, *versions)
+
+    def begin_step(self, versions: Sequence[int]) -> None:
+        """Take the position once these versions are installed, from which a step begins."""
+        self.position = self.after(versions)
+        self.began = self.position if self.began is None else self.began
+
+    def copies(self, job: Job, plan: FragmentPlan, position: int) -> bool:
+        """Whether all parameters are copied at a position: a fragment is due, or any may be
+        pulled, since the schedule is over."""
+        return position >= job.job.last_step or plan.fragment_due(position) is not None
+
+    def finish(self, handle: str, step: int, tokens: int) -> list[str]:
+        """A step is finished: keep the copy of all parameters after it, if there is one; returns
+        the handle if it is of no use, because the learner has started over meanwhile."""
+        if self.position < 0:
+            return [handle] if handle else []
+        self.position += 1
+        if handle:
+            self.stands[self.position] = Stand(handle, step, tokens)
+        return []
+
+    def at(self, t: int, last: int) -> Stand | None:
+        """Return the copy that answers a pull of global step ``t``: that of this position, or the
+        next one if it began later; after the ``last`` one the newest copy."""
+        if t > last:
+            return self.stands.get(max(self.stands, default=-1))
+        return self.stands.get(min((each for each in self.stands if each >= t), default=-1))
+
+    def start_over(self) -> list[str]:
+        """Go back to the newest version, because a contribution was refused; returns the handles of
+        the copies that are forgotten with it."""
+        self.position, dropped = -1, [each.handle for each in self.stands.values()]
+        self.stands.clear()
+        return dropped
+
+    def release(self, versions: Sequence[int], plan: FragmentPlan) -> list[str]:
+        """Forget the copies that no pull may ask for any more; returns their handles.
+
+        Args:
+            versions: the installed version of each fragment.
+            plan: the plan.
+        """
+        newest = max(self.stands, default=0)
+        done = [t for t in self.stands if t < newest and _answered(t, versions, plan)]
+        return [self.stands.pop(t).handle for t in done]
+
+
+def _answered(t: int, versions: Sequence[int], plan: FragmentPlan) -> bool:
+    p = plan.fragment_due(t)
+    return p is None or versions[p] >= t

@@ -1,0 +1,150 @@
+"""Experiments: their files, cells, results and pages."""
+
+import json
+
+import pytest
+
+from ddloco.api.experiment import CellError, Result, cells, load_experiment, run_cell
+from ddloco.api.experiment_page import Row, pages, svg, table
+from ddloco.cli.parser import main
+from ddloco.stage.files.toml import ConfigError
+
+FILE = """
+[experiment]
+name = "quorum"
+about = "How many are waited for."
+shows = "This shows that it works."
+seeds = [0, 1]
+[job]
+task = "tests.tasks:regression"
+steps = 12
+learners = 2
+[sync]
+fragments = 2
+interval = 4
+[work]
+step_s = 1.0
+tensors = 6
+[[case]]
+name = "one"
+[[case]]
+name = "all"
+set = { "sync.quorum" = 2 }
+paper = "55.4"
+[[case]]
+name = "diloco"
+set = { "job.method" = "diloco", "sync.interval" = 4 }
+[[case]]
+name = "lone"
+set = { "job.method" = "lone" }
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    """An experiment file."""
+    path = tmp_path / "quorum.toml"
+    path.write_text(FILE)
+    return path
+
+
+def result(case, loss, seed=0, **more):
+    """A result of a cell."""
+    usual = {"steps": 24, "merges": 6, "goodput": 0.5, "up": 10**6, "down": 2 * 10**6}
+    return Result(case, seed, loss, **{**usual, "seconds": 12.0, "took_s": 3.0, **more})
+
+
+def test_a_cell_is_a_case_with_a_seed(file, tmp_path):
+    """Those of the first seed first, so that a stopped experiment has all cases."""
+    found = cells(load_experiment(file), tmp_path)
+    assert [("one", 0), ("all", 0), ("diloco", 0), ("lone", 0), ("one", 1)] == [
+        (each.case, each.seed) for each in found
+    ][:5]
+    assert len({each.folder for each in found}) == len(found)
+
+
+def test_settings_of_the_command_line_are_for_all_cases(file):
+    """A case's own come after them."""
+    loaded = load_experiment(file, ["job.steps=6", "sync.quorum=1"])
+    assert {6} == {each["job"]["steps"] for each in loaded.plain.values()}
+    assert [1, 2] == [loaded.plain[name]["sync"]["quorum"] for name in ("one", "all")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('name = "all"', 'name = "one"', "two cases have one name"),
+        ("seeds = [0, 1]", "seeds = []", "seeds"),
+        ("seeds = [0, 1]", 'baseline = "none"', "not one of the cases"),
+        ('"sync.quorum" = 2', '"sync.quorum" = 3', "case all: sync.quorum"),
+        ('"sync.quorum" = 2', '"sync.quorun" = 2', "case all"),
+        ("seeds = [0, 1]", "sedes = [0]", "sedes"),
+    ],
+)
+def test_what_is_wrong_is_named(file, old, new, said):
+    """In one line, with the file."""
+    file.write_text(FILE.replace(old, new))
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_experiment(file)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_difference_below_the_noise_is_none():
+    """Two standard errors decide; one seed says no noise."""
+    base = Row("base", [result("base", loss, n) for n, loss in enumerate((2.0, 2.1, 2.2))])
+    near = Row("near", [result("near", loss, n) for n, loss in enumerate((2.05, 2.15, 2.25))])
+    far = Row("far", [result("far", loss, n) for n, loss in enumerate((3.0, 3.1, 3.2))])
+    assert near.against(base) == "none (+2.4 % ± 7.8)"
+    assert far.against(base) == "+47.6 % ± 7.8"
+    assert base.against(base) == "-"
+    assert "+50.0 %" == Row("one", [result("one", 3.0)]).against(Row("two", [result("two", 2.0)]))
+    assert "-" == Row("none", [result("none", None)]).against(base)
+
+
+def test_the_page_has_a_table_and_a_picture(file):
+    """With the paper's column, the command, and what it shows."""
+    loaded = load_experiment(file)
+    found = [result("one", 2.0), result("one", 2.2, 1), result("all", 2.5), result("all", 2.6, 1)]
+    lines = table(loaded, found)
+    assert lines[0].endswith("| the paper |")
+    assert "| one | 2.1000 ± 0.1414 | - | 24 | 50.0 % | 1.0 | 2.0 | 12 s | - |" == lines[2]
+    text, drawn = pages({"quorum.toml": (loaded, found)}, "pictures")
+    assert "`ddloco experiment quorum.toml`" in text
+    assert "This shows that it works." in text
+    assert "(pictures/experiment-quorum.svg)" in text
+    assert drawn == {"experiment-quorum.svg": svg(loaded, found)}
+    assert drawn["experiment-quorum.svg"].count("<circle") == 4
+
+
+@pytest.mark.slow
+def test_cells_run_once_and_give_the_same_again(file, tmp_path, capsys):
+    """In virtual time only settings and seeds decide; what is there is not run again."""
+    loaded = load_experiment(file)
+    todo = cells(loaded, tmp_path / "one")[:4]
+    first = [run_cell(loaded, each) for each in todo]
+    assert None not in [each.loss for each in first]
+    again = run_cell(loaded, cells(loaded, tmp_path / "two")[2])
+    assert (first[2].loss, first[2].up) == (again.loss, again.up)
+    assert all(each.steps >= 24 for each in first[1:3])
+    (tmp_path / "kept").mkdir()
+    arguments = ["experiment", str(file), "--dir", str(tmp_path / "kept"), "--json"]
+    arguments += ["--page", str(tmp_path / "page.md"), "--set", "job.steps=8"]
+    losses = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert not ended.value.code
+        out, err = capsys.readouterr()
+        losses.append([each["loss"] for each in json.loads(out)["cells"]])
+    assert losses[0] == losses[1]
+    assert "8 of 8 cells are in" in err
+    assert "| diloco |" in (tmp_path / "page.md").read_text()
+
+
+def test_a_cell_that_fails_says_which_and_why(file, tmp_path):
+    """With the command, and the last lines of its output."""
+    file.write_text(FILE.replace("tests.tasks:regression", "tests.tasks:nothing"))
+    loaded = load_experiment(file)
+    with pytest.raises(CellError, match=r"lone, seed 0: ddloco run .*nothing"):
+        run_cell(loaded, cells(loaded, tmp_path)[3])
