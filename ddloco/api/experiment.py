@@ -4,11 +4,13 @@ An experiment file is a job file with ``[experiment]`` and a ``[[case]]`` for ea
 a case with a seed. By default a cell runs in virtual time, and trains for real: its machines are
 simulated with ``[work]``, ``[network]`` and the other tables of a scenario, and the task is trained
 along the tapes of that. So learners have the speeds that the file says, whatever else the machine
-does, and a cell gives the same result again. Its results are kept, so an experiment that was
-stopped goes on.
+does, and a cell gives the same result again. What a simulation merges the training must merge too,
+so ``sync.band`` is 0 there unless it is set. Results are kept, so an experiment that was stopped
+goes on.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -188,7 +190,7 @@ def run_cell(experiment: Experiment, cell: Cell) -> Result:
         CellError: a command has failed.
     """
     begun = time.monotonic()
-    folder, plain = cell.folder, _seeded(experiment.plain[cell.case], cell.seed)
+    folder, plain = cell.folder, _plain_of(experiment, cell)
     folder.mkdir(parents=True, exist_ok=True)
     job = {key: each for key, each in plain.items() if key not in ENVIRONMENT}
     (folder / "job.toml").write_text(tomli_w.dumps(job))
@@ -201,6 +203,8 @@ def run_cell(experiment: Experiment, cell: Cell) -> Result:
         acted = {key: plain[key] for key in (*ACTED, *ENVIRONMENT) if key in plain}
         acted["job"] = {k: each for k, each in plain["job"].items() if k != "task"}
         about = {"name": "cell", "checks": False, "seed": cell.seed}
+        if schedule.exists():  # Of a cell that was stopped.
+            shutil.rmtree(schedule)
         (folder / "scenario.toml").write_text(tomli_w.dumps({"scenario": about, **acted}))
         simulate = ["simulate", str(folder / "scenario.toml"), "--dir", str(schedule), "--json"]
         values = json.loads(_ddloco(cell, *simulate))["cases"][0]["values"]
@@ -210,8 +214,15 @@ def run_cell(experiment: Experiment, cell: Cell) -> Result:
     return result
 
 
-def _seeded(plain: dict[str, Any], seed: int) -> dict[str, Any]:
-    return {**plain, "job": {**plain["job"], "seed": seed}}
+def _plain_of(experiment: Experiment, cell: Cell) -> dict[str, Any]:
+    """The job of a cell and its environment."""
+    plain = experiment.plain[cell.case]
+    band = {"band": 0.0} if experiment.table.time == "virtual" else {}
+    return {
+        **plain,
+        "job": {**plain["job"], "seed": cell.seed},
+        "sync": {**band, **plain.get("sync", {})},
+    }
 
 
 def _ddloco(cell: Cell, *arguments: str) -> str:

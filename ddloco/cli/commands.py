@@ -101,6 +101,9 @@ COMMANDS = (
 Command("init", "write a task, a job file and a README that run at once", """
 folder DIR:path?[.]               where to (default: the current folder)
 --template (gpt|classifier|blank|examples)[gpt]  what to begin with (default: gpt)
+--learners N:int                  machines, each a learner
+--mbit RATE:float                 the line of each, in Mbit/s
+--parameters N:float              of the model, such as 1e9
 """, more=INIT, run="init"),
 Command("doctor", "look at this machine before a run, and say what is in the way", """
 job JOB.toml:path?                the job file, to look at its needs

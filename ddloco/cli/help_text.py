@@ -43,9 +43,11 @@ classifier  a small classifier of points that are drawn with numpy
 blank       the smallest task that runs, to be replaced by yours
 examples    all examples that the documentation names, into DIR/examples
 
-Existing files are not changed.
+Existing files are not changed. --learners, --mbit and --parameters choose the settings of the job
+file as docs/which-settings.md says; at a terminal ddloco asks for them.
 
   ddloco init --template classifier first
+  ddloco init --learners 8 --mbit 200 --parameters 1e9 mine
   cd first && ddloco run job.toml"""
 
 RUN_MORE = """\

@@ -10,6 +10,7 @@ from msgspec import Struct
 from clocks import actor_of
 from ddloco.debugger.loss_analysis import LossFindings, analyse_losses
 from ddloco.debugger.merge_history import Merge
+from ddloco.debugger.outer_gain import outer_gain
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.debugger.report_lanes import (
@@ -34,6 +35,7 @@ from ddloco.debugger.report_merges import (
     syncer_of,
 )
 from ddloco.debugger.run_diff import compare
+from ddloco.job.config import Outer
 from ddloco.job.protocol.status import Numbers
 from ddloco.monitoring.status_view import seconds, time_in_words
 from replay import tape
@@ -374,7 +376,7 @@ def _facts(reader: _JobReader, found: LossFindings) -> list[Fact]:
     )
     facts.append(_first_break(found))
     facts.append(_waits(merges))
-    return facts
+    return [*facts, *_outer_steps(merges, run.job.outer)]
 
 
 def _goodput(numbers: Numbers) -> Fact:
@@ -423,6 +425,21 @@ def _waits(merges: Sequence[Merge]) -> Fact:
     )
     said = f"a merge: floor {floor:.2f} s, quorum {quorum:.2f} s, grace {grace:.2f} s"
     return Fact("Waiting", f"{floor + quorum + grace:.2f} s", said)
+
+
+def _outer_steps(merges: Sequence[Merge], outer: Outer) -> list[Fact]:
+    """How far the outer steps went; nothing if no merge says."""
+    found = outer_gain(merges, outer)
+    if found is None:
+        return []
+    said = f"the mean of {found.merges:,} merges"
+    if found.rho is not None:
+        said += (
+            f"; as if successive merged differences had a correlation of {found.rho:.2f}, for "
+            f"which {outer.lr:g} with momentum {outer.momentum:g} has an effective gain of "
+            f"{found.gain:.2f}"
+        )
+    return [Fact("Outer step", f"{found.length:.2f} contributions long", said)]
 
 
 def _reader(run: RecordedRun, share: int) -> _Reader:

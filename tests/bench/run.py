@@ -25,7 +25,17 @@ from tools import ROOT, say
 
 NAMES = (
     *("merge", "compress", "door", "handle", "simulator", "roundtrip", "round", "peers"),
-    *("many_learners", "frozen", "regions", "return", "snapshot", "storage", "step", "quality"),
+    *(
+        "many_learners",
+        "frozen",
+        "regions",
+        "utilisation",
+        "return",
+        "snapshot",
+        "storage",
+        "step",
+        "quality",
+    ),
     *("fuzz", "goodput", "debugger"),
 )
 """From the short ones to the long ones."""

@@ -20,6 +20,7 @@ LONG = {
     "regions",
     "snapshot",
     "step",
+    "utilisation",
 }
 """Those that need more than ten seconds on a quiet machine: nearly all run whole jobs."""
 

@@ -1,0 +1,88 @@
+"""Recorded runs computed again by an independent implementation of the algorithm."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from ddloco.api.experiment import cells, load_experiment, run_cell
+from ddloco.debugger.outer_gain import outer_gain
+from ddloco.debugger.recorded_job import open_job
+from tests.independent import Model
+
+FILE = """
+[experiment]
+name = "along"
+seeds = [3]
+[job]
+name = "along"
+task = "tests.tasks:regression"
+steps = 48
+learners = 3
+[sync]
+fragments = 4
+interval = 6
+[inner]
+lr = 3e-3
+[work]
+step_s = 1.0
+variance = 0.2
+tensors = 4
+{more}
+[[case]]
+name = "along"
+set = {{ {settings} }}
+"""
+
+CASES = {
+    "as the paper": "",
+    "average": '"outer.merge" = "average"',
+    "a slow learner": '"learner.learner-1.factor" = 3.5, "sync.grace" = 0.0',
+    "a return": '"chaos.fault" = [{ what = "crash", who = "learner-1", at_s = 14.3, for_s = 6 }]',
+    "int8": '"compress.up" = "int8", "compress.down" = "int8"',
+    "int4 up": '"compress.up" = "int4"',
+    "last merges": '"sync.final_merges" = true',
+}
+
+
+def along(tmp_path, settings, more=""):
+    """A run of the product in virtual time, and the folder of it."""
+    file = tmp_path / "along.toml"
+    file.write_text(FILE.format(settings=settings, more=more))
+    loaded = load_experiment(file)
+    (cell,) = cells(loaded, tmp_path)
+    return run_cell(loaded, cell), cell.folder / "run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_every_step_and_merge_is_that_of_an_independent_implementation(case, tmp_path):
+    """From the initial parameters to the final ones, nothing but the order is taken from the run:
+    losses and model are equal to rounding."""
+    result, run = along(tmp_path, CASES[case])
+    again = Model(run)
+    losses = [pair for each in again.losses.values() for pair in each]
+    assert result.steps == len(losses) > 100
+    ours, theirs = np.array(losses).T
+    # Where a difference lies between two levels, rounding decides on which it falls.
+    rtol = 1e-3 if "int8" in case else 1e-5
+    np.testing.assert_allclose(ours, theirs, rtol=rtol)
+    final = load_file(run / "model" / "model.safetensors")
+    assert set(final) == set(again.theta)
+    for name, leaf in final.items():
+        np.testing.assert_allclose(again.theta[name], leaf, rtol=rtol, atol=rtol, err_msg=name)
+
+
+@pytest.mark.slow
+def test_the_report_tells_the_correlation_of_merged_differences(tmp_path):
+    """From lengths alone; the independent implementation has the differences themselves."""
+    _, run = along(tmp_path, '"sync.band" = 1000.0, "outer.average" = []')
+    recorded = open_job(run)
+    found = outer_gain(list(recorded.merges()), recorded.job.outer)
+    cosines = [
+        one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+        for each in Model(run).deltas.values()
+        for one, other in pairwise(each)
+    ]
+    assert abs(found.rho - np.mean(cosines)) < 0.2, (found, np.mean(cosines))
