@@ -42,6 +42,7 @@ SIZES = {
 VOCABULARY = 256  # bytes
 TEXT_BYTES_MAX = 4 << 20  # enough for a minute of training, and quick to read
 HELD_OUT_EVERY = 16  # every 16th file is for evaluation only
+BLOCK = 1 << 12  # bytes of a block of mixed shards
 HELD_OUT_WINDOWS = 128  # windows of the held-out files in an evaluation
 # Tests are repetitive; the others are not always installed.
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "ensurepip"}
@@ -183,16 +184,20 @@ class ByteText:
     """What tasks on this text share, whatever their model is: batches, tokens, held-out windows."""
 
     size: Any  # at least its context and batch
+    mixed = False  # whether each shard has blocks from all over the text, not one stretch
 
     def data(self, *, held_out: bool) -> np.ndarray:
         """Return the training or the held-out text, as numbers."""
         return text(held_out)
 
     def batches(self, *, shard: int, shards: int, seed: int, batch: int | None = None) -> Windows:
-        """Return windows of this shard's stretch of the training text."""
+        """Return windows of this shard's part of the training text."""
         data = self.data(held_out=False)
-        start, stop = (len(data) * edge // shards for edge in (shard, shard + 1))
         size = self.size._replace(batch=batch or self.size.batch)
+        if self.mixed:
+            blocks = data[: len(data) // BLOCK * BLOCK].reshape(-1, BLOCK)
+            return Windows(blocks[shard::shards].ravel(), size, (seed, shard))
+        start, stop = (len(data) * edge // shards for edge in (shard, shard + 1))
         return Windows(data[start:stop], size, (seed, shard))
 
     def tokens(self, batch: np.ndarray) -> int:
@@ -209,8 +214,9 @@ class ByteText:
 class TinyGPT(ByteText):
     """The task for `ddloco`: init, loss, batches, tokens, and a held-out loss."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, mixed: bool = False) -> None:
         self.size = size
+        self.mixed = mixed
         self.jitted_loss = jax.jit(self.loss)
 
     def init(self, key: jax.Array) -> dict[str, Any]:
@@ -228,9 +234,9 @@ class TinyGPT(ByteText):
         return float(self.jitted_loss(params, self.held_out()))
 
 
-def task(size: str = "small") -> TinyGPT:
-    """Return the task at one of the SIZES."""
-    return TinyGPT(SIZES[size])
+def task(size: str = "small", mixed: bool = False) -> TinyGPT:
+    """Return the task at one of the SIZES; shards that are mixed are like each other."""
+    return TinyGPT(SIZES[size], mixed)
 
 
 def main(steps: int = 700, seed: int = 0, rate: float = 2e-3) -> None:

@@ -70,10 +70,12 @@ class ExperimentTable(Section, frozen=True):
 
 
 class ExperimentCase(Section, frozen=True):
-    """``[[case]]``: a row; ``set`` overrides keys, ``paper`` is the paper's value."""
+    """``[[case]]``: a row; ``set`` overrides keys, ``against`` is the case that it is compared with
+    in place of the baseline, ``paper`` is the paper's value."""
 
     name: str
     set: dict[str, Any] = {}
+    against: str = ""
     paper: str = ""
 
 
@@ -157,8 +159,10 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     names = [each.name for each in rows]
     if len(set(names)) < len(names):
         raise ConfigError(f"{path}: two cases have one name")
-    if table.baseline and table.baseline not in names:
-        raise ConfigError(f"{path}: experiment.baseline: {table.baseline} is not one of the cases")
+    asked = {"experiment.baseline": table.baseline, **{f"case {e.name}": e.against for e in rows}}
+    for where, wanted in asked.items():
+        if wanted and wanted not in names:
+            raise ConfigError(f"{path}: {where}: {wanted} is not one of the cases")
     found: dict[str, dict[str, Any]] = {}
     for case in rows:
         source = f"{path}: case {case.name}"

@@ -69,13 +69,14 @@ class Row:
         known = [each for each in values if each is not None]
         return f"{scale * fmean(known):,.{digits}f}" if known else "-"
 
-    def cells(self, baseline: "Row") -> list[str]:
-        """Its cells in the table."""
+    def cells(self, baseline: "Row", other: "Row | None") -> list[str]:
+        """Its cells in the table, compared with the baseline or with ``other``."""
         goodput = self.mean("goodput", 100.0, 1)
+        gap = self.against(baseline) if other is None else f"{self.against(other)} to {other.name}"
         return [
             self.name,
             self.loss,
-            self.against(baseline),
+            gap,
             self.mean("steps"),
             goodput if goodput == "-" else f"{goodput} %",
             self.mean("up", 1e-6, 1),
@@ -101,8 +102,10 @@ def table(experiment: Experiment, results: Sequence[Result]) -> list[str]:
     told = any(paper.values())
     columns = [each.format(baseline=baseline.name) for each in COLUMNS] + ["the paper"] * told
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    named = {row.name: row for row in rows}
+    others = {case.name: named.get(case.against) for case in experiment.cases}
     for row in rows:
-        found = row.cells(baseline) + [paper[row.name] or "-"] * told
+        found = row.cells(baseline, others[row.name]) + [paper[row.name] or "-"] * told
         lines.append("| " + " | ".join(found) + " |")
     return lines
 
@@ -144,10 +147,9 @@ HEAD = f"""\
 
 Made by `make experiments`; a single one with the command above its table. Losses are held-out
 losses of the final global parameters, in nats, as mean and standard deviation over the seeds. A
-difference is shown with {NOISE_ERRORS:.0f} standard errors, and called none if it is smaller than
-that. Up and down are the payload bytes of all learners together. In virtual time a case gives the
-same result on any machine of the same kind; its goodput and time are those of the simulated
-machines. The column of the cases is what the experiment file calls them.
+difference is shown with {NOISE_ERRORS:.0f} standard errors, and called none if it is smaller. Up
+and down are the payload bytes of all learners together. In virtual time a case gives the same
+result on any machine of the same kind; its goodput and time are those of the simulated machines.
 """
 
 

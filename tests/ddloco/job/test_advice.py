@@ -1,6 +1,8 @@
 """Settings for machines, line and model."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +35,18 @@ def test_what_is_advised_is_a_job(mbit, parameters):
     job = job_from({**lines(found), "job": {"task": "a:b", **lines(found)["job"]}}, "test")
     assert found.interval == job.sync.interval
     assert 2 <= found.overlap < found.interval
+
+
+def test_the_page_shows_what_is_advised():
+    """The examples in docs/which-settings.md."""
+    page = (Path(__file__).parents[3] / "docs" / "which-settings.md").read_text()
+    cells = r"(\d+) \| ([\d,]+) Mbit/s \| (\d+) (\w+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) Mbit/s"
+    rows = re.findall(rf"^\| {cells} \|$", page, re.MULTILINE)
+    assert len(rows) == 4
+    for learners, line, number, unit, *said in rows:
+        parameters = int(number) * {"million": 1e6, "billion": 1e9}[unit]
+        found = advice(int(learners), float(line.replace(",", "")), parameters)
+        bits = int(bits_of(found.wire))
+        assert said == [
+            str(each) for each in (found.interval, found.overlap, bits, round(found.mbit))
+        ]
