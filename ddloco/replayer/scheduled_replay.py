@@ -164,6 +164,10 @@ class ScheduledRun:
         self.overridden = overridden(job, self._schedule)
         self._refuse(schedule, asked, simulated=all(is_simulated(each.header) for each in tapes))
         self.job = job_under(job, self._schedule)
+        seed = self._schedule.job.seed
+        if self._schedule.sync.clients != 1.0 and self.job.job.seed != seed:
+            said = f"the clients of its rounds are drawn by seed {seed}; want job.seed = {seed}"
+            raise ConfigError(f"--schedule {schedule}: {said}")
         self._what_if = what_if(self.job, self._schedule, without, since)
         if run_folder_of(schedule).resolve() == folder.resolve():
             raise ConfigError(f"{folder}: is the schedule; choose another --dir")

@@ -254,6 +254,10 @@ def watched():
         watching.clear()
 
 
+DEFAULTS = {"new_lanes", "new_lanes.<locals>.<dictcomp>"}
+"""Functions that make the value of a field that a state lacks; they are declared with the field."""
+
+
 def called_by(states, data):
     """The functions outside of the reader that are called while a state is read."""
     called = set()
@@ -275,6 +279,7 @@ def called_by(states, data):
         name
         for file, name in called
         if file.startswith(repository) and "/.venv/" not in file and file != __file__
+        if name not in DEFAULTS
     }
 
 

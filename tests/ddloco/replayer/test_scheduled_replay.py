@@ -132,3 +132,11 @@ def test_a_folder_without_tapes(tmp_path):
     """Says so."""
     with pytest.raises(TapeError):
         drive(tmp_path, tmp_path / "real")
+
+
+def test_clients_drawn_by_another_seed_are_refused(simulated, tmp_path):
+    """Other learners would train in a round than the schedule has steps of."""
+    seed = next(seed for seed in range(28, 37 * 40, 37) if fuzz.draw(seed).job.sync.clients != 1.0)
+    schedule, _ = simulated(seed)
+    with pytest.raises(ConfigError, match=rf"drawn by seed {seed}; want job.seed = {seed}"):
+        drive(schedule, tmp_path / "real")
