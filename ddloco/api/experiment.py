@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import tomli_w
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from ddloco.debugger.recorded_job import open_job
 from ddloco.debugger.report_data import report_data
@@ -28,6 +29,7 @@ from ddloco.job.config import Job, job_from, override, with_overrides
 from ddloco.stage.files.faults import Whole
 from ddloco.stage.files.run_folder import LOG_FILE
 from ddloco.stage.files.toml import ConfigError, Section, convert, read_toml
+from ddloco.stage.files.trust import digest_of
 
 ENVIRONMENT = ("work", "network", "lending", "chips")
 """The tables of a scenario that say what machines and lines are like in virtual time."""
@@ -119,6 +121,7 @@ class Result(Struct, frozen=True):
         down: payload bytes that were sent to them.
         seconds: the time of the job, virtual or real.
         took_s: the time that the cell took on this machine, in seconds.
+        settings: the digest of its settings: with others it is run again.
     """
 
     case: str
@@ -131,6 +134,7 @@ class Result(Struct, frozen=True):
     down: int
     seconds: float
     took_s: float
+    settings: str = ""
 
 
 class Cell(Struct, frozen=True):
@@ -140,10 +144,14 @@ class Cell(Struct, frozen=True):
     seed: int
     folder: Path
 
-    def known(self) -> Result | None:
-        """Return its result, if it was run before."""
-        path = self.folder / RESULT_FILE
-        return msgspec.json.decode(path.read_bytes(), type=Result) if path.exists() else None
+    def known(self, experiment: Experiment) -> Result | None:
+        """Return its result, if it was run before with the same settings."""
+        try:
+            data = (self.folder / RESULT_FILE).read_bytes()
+            found = msgspec.json.decode(data, type=Result)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+        return found if found.settings == settings_digest(experiment, self) else None
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -214,8 +222,14 @@ def run_cell(experiment: Experiment, cell: Cell) -> Result:
         values = json.loads(_ddloco(cell, *simulate))["cases"][0]["values"]
         _ddloco(cell, *train, "--schedule", str(schedule))
     result = _result_of(cell, run, values, method != "lone", time.monotonic() - begun)
+    result = replace(result, settings=settings_digest(experiment, cell))
     (folder / RESULT_FILE).write_bytes(msgspec.json.encode(result))
     return result
+
+
+def settings_digest(experiment: Experiment, cell: Cell) -> str:
+    """Return the digest of all that decides a cell's result."""
+    return digest_of({"time": experiment.table.time, **_plain_of(experiment, cell)})
 
 
 def _plain_of(experiment: Experiment, cell: Cell) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def experiment(given: argparse.Namespace) -> int:
 def _run_all(experiment: Experiment, folder: Path, given: argparse.Namespace) -> list[Result]:
     """Run the cells that have no result yet, some side by side; prints a line for each."""
     todo = cells(experiment, folder)
-    done = {cell.folder: known for cell in todo if (known := cell.known()) is not None}
+    done = {cell.folder: known for cell in todo if (known := cell.known(experiment)) is not None}
     missing = [cell for cell in todo if cell.folder not in done]
     console = SafeConsole(stderr=True, soft_wrap=True, highlight=False, markup=False)
     if done:

@@ -645,9 +645,11 @@ class Job(Section, frozen=True):
         """The job as plain data, without unset fields, since TOML has no null.
 
         What came later is left out where it says nothing: the ids of jobs, which are on tapes, stay
-        as they were.
+        as they were. A method that sets keys would set what is left out, so it leaves out nothing.
         """
         plain = _without_none(msgspec.to_builtins(self))
+        if self.job.method in USUAL:
+            return plain
         if self.compress == Compress():
             del plain["compress"]
         if self.job.shards is None:

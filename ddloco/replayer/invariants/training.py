@@ -302,7 +302,11 @@ class Learning(InvariantCheck[Stage, Role]):
             held = [p for p, version in enumerate(trained.held) if version >= 0]
             whole = len({*mended, *held}) == len(stage.plan.fragments)
             self.hold(whole, "no-unhealed-donor", f"{name} begins with {mended} and {held}")
-            self.hold(begins(event), "no-learner-waits-on-learner", f"{name} begins at {event}")
+            self.hold(
+                begins(event, blocking=stage.job.sync.blocking),
+                "no-learner-waits-on-learner",
+                f"{name} begins at {event}",
+            )
         else:
             own = isinstance(event, StepFinished) or stage.job.sync.blocking
             self.hold(own, "no-learner-waits-on-learner", f"{name}: step {run.step} at {event}")
@@ -331,12 +335,12 @@ class Learning(InvariantCheck[Stage, Role]):
             self.hold(held[p] >= due or due <= began, "in-step", said)
 
 
-def begins(event: Event) -> bool:
+def begins(event: Event, *, blocking: bool) -> bool:
     """Whether a learner may begin at this event: its parameters, or the position to resume at, have
-    arrived."""
+    arrived. With ``sync.blocking`` it may be a later version, of the first round that it is in."""
     if isinstance(event, MessageArrived):
         return isinstance(event.body, GlobalFragment | Resume | DataShards)
-    return isinstance(event, StateInstalled | FragmentDecoded)
+    return isinstance(event, StateInstalled) or (blocking and isinstance(event, FragmentDecoded))
 
 
 class Causal(InvariantCheck[Stage, Role]):

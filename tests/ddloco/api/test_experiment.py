@@ -2,9 +2,17 @@
 
 import json
 
+import msgspec
 import pytest
 
-from ddloco.api.experiment import CellError, Result, cells, load_experiment, run_cell
+from ddloco.api.experiment import (
+    CellError,
+    Result,
+    cells,
+    load_experiment,
+    run_cell,
+    settings_digest,
+)
 from ddloco.api.experiment_page import Row, pages, svg, table
 from ddloco.cli.parser import main
 from ddloco.stage.files.toml import ConfigError
@@ -140,6 +148,20 @@ def test_cells_run_once_and_give_the_same_again(file, tmp_path, capsys):
     assert losses[0] == losses[1]
     assert "8 of 8 cells are in" in err
     assert "| diloco |" in (tmp_path / "page.md").read_text()
+
+
+def test_a_result_of_other_settings_is_not_taken(file, tmp_path):
+    """Nor one that was cut short: the cell is run again."""
+    loaded = load_experiment(file)
+    cell = cells(loaded, tmp_path)[0]
+    cell.folder.mkdir(parents=True)
+    path = cell.folder / "result.json"
+    kept = result("one", 2.0, settings=settings_digest(loaded, cell))
+    path.write_bytes(msgspec.json.encode(kept))
+    assert kept == cell.known(loaded)
+    assert cell.known(load_experiment(file, ["job.steps=6"])) is None
+    path.write_bytes(path.read_bytes()[:-9])
+    assert cell.known(loaded) is None
 
 
 def test_a_cell_that_fails_says_which_and_why(file, tmp_path):

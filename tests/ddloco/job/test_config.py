@@ -9,7 +9,19 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddloco.job.config import PRESETS, Job, LearnerTable, Worker, job_from, load_job, load_launch
+from ddloco.job.config import (
+    PRESETS,
+    USUAL,
+    Compress,
+    Job,
+    LearnerTable,
+    Outer,
+    Sync,
+    Worker,
+    job_from,
+    load_job,
+    load_launch,
+)
 from ddloco.job.protocol.fragment_plan import Leaf
 from ddloco.stage.files.toml import ConfigError
 
@@ -543,3 +555,20 @@ def test_launch_is_no_part_of_the_job(tmp_path):
     override = "--set launch.slurm.sbatch=1"
     with pytest.raises(ConfigError, match=override):
         load_job(tmp_path / "job.toml", ["launch.slurm.sbatch=1"])
+
+
+@pytest.mark.parametrize("method", USUAL)
+def test_a_resolved_job_of_a_method_is_read_as_it_is(method):
+    """Also where a job sets a key of the method to the schema's default, which is left out of the
+    plain data of other jobs: a tape's header is that data."""
+    chosen = {
+        table: {key: getattr(own(), key) for key in USUAL[method].get(table, {})}
+        for table, own in (("sync", Sync), ("outer", Outer), ("compress", Compress))
+    }
+    chosen["outer"].pop("preset", None)
+    for more in ({}, chosen):
+        job = job_from({"job": {"task": "a:b", "method": method}, **more}, "test")
+        assert job == job_from(job.as_plain(), "again")
+        for table, keys in more.items():
+            for key, value in keys.items():
+                assert value == getattr(getattr(job, table), key), key
