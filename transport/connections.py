@@ -224,13 +224,15 @@ class Connections:
         """Record that a message arrived over that connection; False if it is to be dropped, because
         the connection was cut, or is cut now that its ``owner`` is known."""
         now = time.monotonic()
+        if not self._knows(descriptor) and not self._closed:
+            self._take_told()  # Libzmq reports a connection before its first message.
         with self._lock:
             self._taken += 1
             there = self._there.get(descriptor)
             if there is None:
                 return True
             if there.cut:
-                return _inode(descriptor) != there.inode  # Then it is a new one, not yet reported.
+                return False
             there.heard_at, there.since_look, there.owner = now, True, owner
             return not owner or self._admits(descriptor, owner, now)
 
@@ -262,6 +264,11 @@ class Connections:
             await trio.to_thread.run_sync(self._thread.join)
         self._told.close()
 
+    def _knows(self, descriptor: int) -> bool:
+        """Whether the descriptor belongs to a connection that was reported, not to a later one."""
+        there = self._there.get(descriptor)
+        return there is not None and there.inode == _inode(descriptor)
+
     # In the thread.
 
     def _watch(self) -> None:
@@ -271,18 +278,6 @@ class Connections:
             while not self._closed:
                 self._take_told()
                 wakes.poll(WATCH_S * 1000)
-
-    def _take_told(self) -> None:
-        """Take what libzmq reports until there is no more, which clears the edge of its FD."""
-        while int(self._told.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
-            event, value = _EVENT.unpack(self._told.recv_multipart(zmq.NOBLOCK)[0])
-            with self._lock:
-                if event == zmq.EVENT_ACCEPTED:
-                    self._accepted(value)
-                elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                    self._news.append(partial(self._report_failed, value))
-                else:
-                    self._there.pop(value, None)
 
     def _accepted(self, descriptor: int) -> None:
         inode = _inode(descriptor)
@@ -315,7 +310,25 @@ class Connections:
         these the one silent for longest."""
         return there.spoke, -held[there.address] if not there.spoke else 0, there.heard_at
 
+    # In both.
+
+    def _take_told(self) -> None:
+        """Take what libzmq reports until there is no more, which clears the edge of its FD."""
+        while True:
+            with self._lock:  # It guards the monitor as well, which two threads must not read.
+                if not int(self._told.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
+                    return
+                self._take(*_EVENT.unpack(self._told.recv_multipart(zmq.NOBLOCK)[0]))
+
     # In both, with the lock.
+
+    def _take(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            self._accepted(value)
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._news.append(partial(self._report_failed, value))
+        else:
+            self._there.pop(value, None)
 
     def _admits(self, descriptor: int, who: str, now: float) -> bool:
         """Shut a connection down if its peer is not admitted yet."""

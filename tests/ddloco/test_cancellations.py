@@ -100,7 +100,7 @@ def every(run, stride=1):
 def open_files():
     """What every descriptor leads to, by number; a listing's own, closed by then, is left out."""
     gc.collect()
-    return {each.name: os.readlink(each) for each in OPEN.iterdir() if each.is_symlink()}
+    return {each.name: str(each.readlink()) for each in OPEN.iterdir() if each.is_symlink()}
 
 
 @contextmanager
