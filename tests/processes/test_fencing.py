@@ -167,8 +167,9 @@ def test_a_standby_on_another_host_takes_over_from_the_place(started, job):
     replayed = replay(other, "--trust")
     assert "no difference in" in replayed.stdout, replayed.stdout + replayed.stderr
     gaps = [each.strip() for each in replayed.stdout.splitlines() if "gap: " in each]
-    own = [each for each in gaps if each.startswith("gap: syncer.1: the tape ends after")]
-    assert gaps == own
+    # The copy in the place ends before the host did: what was merged after it, learners brought.
+    known = ("gap: syncer.1: the tape ends after", "was found, and not merged again")
+    assert [each for each in gaps if not any(said in each for said in known)] == []
 
 
 def test_a_learner_that_missed_the_end_hears_of_it(started, job):
