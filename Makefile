@@ -10,7 +10,7 @@ PYTHON_3_12 ?= python3.12
 # If this variable is set, each of the hundreds of processes of the tests compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test slow soak check fix bench bench-peers simulate failures sweep experiments docs reference pictures build lock
+.PHONY: help setup demo test slow soak check fix bench bench-peers simulate experiments docs reference pictures build lock
 
 help:  ## say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -65,14 +65,8 @@ bench-peers: $(STAMP)  ## install gloo, torchft, hivemind, Flower and GradientMa
 simulate: $(STAMP)  ## 2,000 hostile worlds, every invariant checked beside them (under five minutes)
 	$(BIN)/ddloco simulate hostile --seeds 2000
 
-failures: $(STAMP)  ## train a real model along simulated failures, and compare (about five minutes)
-	$(BIN)/python examples/under_failures.py
-
-experiments: $(STAMP)  ## compare methods, numbers of learners, settings: docs/experiments.md (two hours; it goes on where it was stopped)
+experiments: $(STAMP)  ## compare methods, numbers of learners, settings: docs/experiments.md (five hours; it goes on where it was stopped)
 	$(BIN)/python -m ddloco experiment examples/experiments/*.toml --page docs/experiments.md
-
-sweep: $(STAMP)  ## search the demo's outer learning rate and momentum again
-	$(BIN)/python examples/sweep.py
 
 docs: $(STAMP)  ## build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

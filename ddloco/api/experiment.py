@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from ddloco.debugger.recorded_job import open_job
 from ddloco.debugger.report_data import report_data
 from ddloco.job.config import Job, job_from, override, with_overrides
-from ddloco.stage.files.faults import Whole
+from ddloco.stage.files.faults import LARGE, Whole
 from ddloco.stage.files.run_folder import LOG_FILE
 from ddloco.stage.files.toml import ConfigError, Section, convert, read_toml
 from ddloco.stage.files.trust import digest_of
@@ -58,6 +58,8 @@ class ExperimentTable(Section, frozen=True):
         seeds: each case is run with each of them.
         baseline: the case that the others are compared with; the first one by default.
         time: "virtual", or "real" for cases whose time or kills are real.
+        hours: of virtual time, after which a cell ends if its job has not: cases at equal time.
+        inner_steps: of all learners together, after which a cell ends: cases at equal tokens.
         paper: what the values in ``paper`` of the cases are, and where they are from.
     """
 
@@ -68,6 +70,8 @@ class ExperimentTable(Section, frozen=True):
     seeds: Annotated[tuple[Whole, ...], Meta(min_length=1)] = (0, 1, 2)
     baseline: str = ""
     time: Literal["virtual", "real"] = "virtual"
+    hours: Annotated[float, Meta(gt=0.0, le=LARGE)] | None = None
+    inner_steps: Annotated[int, Meta(ge=1)] | None = None
     paper: str = ""
 
 
@@ -171,6 +175,11 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     for where, wanted in asked.items():
         if wanted and wanted not in names:
             raise ConfigError(f"{path}: {where}: {wanted} is not one of the cases")
+    if table.time == "real" and (table.hours or table.inner_steps):
+        raise ConfigError(
+            f'{path}: experiment: hours and inner_steps are of virtual time; with time = "real" a '
+            "cell ends by job.steps"
+        )
     found: dict[str, dict[str, Any]] = {}
     for case in rows:
         source = f"{path}: case {case.name}"
@@ -214,7 +223,7 @@ def run_cell(experiment: Experiment, cell: Cell) -> Result:
     else:
         acted = {key: plain[key] for key in (*ACTED, *ENVIRONMENT) if key in plain}
         acted["job"] = {k: each for k, each in plain["job"].items() if k != "task"}
-        about = {"name": "cell", "checks": False, "seed": cell.seed}
+        about = {"name": "cell", "checks": False, "seed": cell.seed, **_limits(experiment)}
         if schedule.exists():  # Of a cell that was stopped.
             shutil.rmtree(schedule)
         (folder / "scenario.toml").write_text(tomli_w.dumps({"scenario": about, **acted}))
@@ -229,7 +238,15 @@ def run_cell(experiment: Experiment, cell: Cell) -> Result:
 
 def settings_digest(experiment: Experiment, cell: Cell) -> str:
     """Return the digest of all that decides a cell's result."""
-    return digest_of({"time": experiment.table.time, **_plain_of(experiment, cell)})
+    limits = _limits(experiment)
+    return digest_of({"time": experiment.table.time, **limits, **_plain_of(experiment, cell)})
+
+
+def _limits(experiment: Experiment) -> dict[str, Any]:
+    """When a cell in virtual time ends before its job does."""
+    table = experiment.table
+    limits = {"hours": table.hours, "inner_steps": table.inner_steps}
+    return {key: value for key, value in limits.items() if value is not None}
 
 
 def _plain_of(experiment: Experiment, cell: Cell) -> dict[str, Any]:
@@ -277,7 +294,7 @@ def _result_of(
         case=cell.case,
         seed=cell.seed,
         loss=found.get("held_out_loss"),
-        steps=sum(newest.values()),
+        steps=found.get("inner_steps") or sum(newest.values()),
         merges=merges,
         goodput=values["goodput"] / 100 if "goodput" in values else goodput,
         up=sum(each.up_bytes for each in links),

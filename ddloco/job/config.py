@@ -245,8 +245,7 @@ class Outer(Section, frozen=True):
     """``[outer]``: how contributions are merged, and the outer step on the result.
 
     The paper takes Nesterov steps and does not publish its learning rate and momentum. The defaults
-    are those that examples/sweep.py found for the quickstart; there, and at other small sizes, a
-    momentum of 0.9 was clearly worse.
+    are the best of those that docs/experiments.md compares on the quickstart's job ("outer").
 
     Attributes:
         preset: learning rate and momentum of a publication, by name: "diloco" is 0.7 and 0.9
@@ -882,7 +881,7 @@ def _contradiction(job: Job) -> str | None:
         )
     if job.job.syncers > 1 and job.job.method != "decoupled-diloco":
         return f"job.syncers: a {job.job.method} job has one syncer"
-    if job.snapshot.wanted and job.job.method in {*DATA_PARALLEL, "lone"}:
+    if job.snapshot.wanted and job.job.method == "lone":
         key = "every_s" if job.snapshot.every_s else "every_steps"
         return f"snapshot.{key}: {job.job.method} jobs take no snapshots"
     if job.compress.differences and job.job.method in DATA_PARALLEL:

@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from clocks import actor_of
-from ddloco.job.config import Job, Outer, load_job
+from ddloco.job.config import DATA_PARALLEL, Job, Outer, load_job
 from ddloco.job.job_folder import run_of_place
 from ddloco.job.protocol.events import OwnState
 from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
@@ -42,7 +42,7 @@ from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor, step_finished
 from ddloco.workers.fragment_store import FragmentStore, StoredFragment, digest_of
 from ddloco.workers.process import WorkerRequestError, fitting
-from ddloco.workers.snapshot_work import LAST, STATE, is_copied, is_flat, theta_of
+from ddloco.workers.snapshot_work import LAST, STATE, Last, is_copied, is_flat, theta_of
 from snapshot import NEWEST, Part, SnapshotError, Store
 from transport import Bytes
 
@@ -81,7 +81,7 @@ class JobStart(Start):
     """
 
     worker: Bytes | None
-    last: rpc.Trained | None
+    last: Last
 
     async def take_up(self, executor: WorkExecutor, arrays: ArrayTable) -> None:
         """Put all arrays under the handles that the actor's machine knows.
@@ -150,8 +150,10 @@ class JobStart(Start):
         return OwnState(snapshot, step, versions, OWN, digest)
 
 
-def _own_of(machine: Learner, last: rpc.Trained | None) -> rpc.Own:
-    """What a learner's worker has besides its state."""
+def _own_of(machine: Any, last: Last) -> rpc.Own:
+    """What a worker has besides its state."""
+    if not isinstance(machine, Learner):
+        return rpc.Own(0, last)
     shards = machine.data.after(runs=machine.running is not None)
     return rpc.Own(machine.drawn, last, shards)
 
@@ -211,8 +213,8 @@ def load_start(job: Job, store: Store, part: Part) -> JobStart:
             )
     start.actor.machine.job = job
     state, digest = start.blobs.get(("worker", STATE)), start.blobs.get(("worker", LAST))
-    last = _trained(store, digest) if digest is not None else None
-    if last is not None:
+    last = _last(store, digest) if digest is not None else None
+    if isinstance(last, rpc.Trained):
         start.results = [step_finished(work, last) for work in steps_under_way(start.actor)]
     worker = store.read_tensors(state)[STATE] if state is not None else None
     return JobStart(**vars(start), worker=worker, last=last)
@@ -226,9 +228,10 @@ def _fixed(job: Job) -> dict[str, str]:
     }
 
 
-def _trained(store: Store, digest: str) -> rpc.Trained | None:
+def _last(store: Store, digest: str) -> Last:
     data = bytes(store.read_bytes(digest))
-    return fitting(rpc.decode_answer(data), rpc.Trained) if data else None
+    answer = rpc.decode_answer(data) if data else None
+    return answer if isinstance(answer, rpc.Updated | None) else fitting(answer, rpc.Trained)
 
 
 def stored_from(
@@ -334,13 +337,21 @@ def checked_start_point(
             f"{job.job.syncers} wants {', '.join(job.syncer_names())}; set it as it was"
         )
     for start in found.starts.values():
-        rounds = getattr(start.actor.machine, "rounds", None)
-        if rounds is not None and rounds.schedule.t > job.job.last_step:
+        t = _global_step(start.actor.machine)
+        if t > job.job.last_step:
             raise SnapshotError(
-                f"{where}: is of global step {rounds.schedule.t}, and job.steps = {job.job.steps} "
+                f"{where}: is of global step {t}, and job.steps = {job.job.steps} "
                 "ends before it; want as many steps or more"
             )
     return found
+
+
+def _global_step(machine: Any) -> int:
+    """The last global step of a syncer's machine; 0 of other ones."""
+    if isinstance(machine, Coordinator):
+        return machine.version
+    rounds = getattr(machine, "rounds", None)
+    return rounds.schedule.t if rounds is not None else 0
 
 
 def said_start_point(job: Job, said: str, only: str | None = None, *, trust: bool) -> JobStartPoint:
@@ -380,6 +391,8 @@ def refuse_without_learners(found: JobStartPoint, job: Job) -> None:
     Raises:
         SnapshotError: it is such a snapshot; names a newer or older one that has learners.
     """
+    if job.job.method in DATA_PARALLEL:
+        return  # What they train is the syncer's.
     lacking = [name for name in job.learner_names() if found.known(name)]
     if not lacking or any(actor_of(part.who) in job.learner_names() for part in found.parts):
         return
@@ -403,4 +416,6 @@ def begins_anew(found: JobStartPoint, job: Job) -> str:
     if not new:
         return ""
     how = "with another learner's state" if here & set(learners) else "with step 1"
+    if job.job.method in DATA_PARALLEL:
+        how = "with the job's next step"
     return f"{', '.join(new)}: not in {found.snapshot}; begins {how}"

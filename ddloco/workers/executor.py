@@ -124,9 +124,7 @@ class WorkExecutor(Doer):
         self._compression: FragmentCompression | None = None
         self._outer_at = outer_at if outer_at is not None else lambda _: job.outer
         self.state = StateTransfer(arrays, process)
-        parallel = job.job.method in DATA_PARALLEL
-        refuses = f"{job.job.method} jobs take no snapshots" if parallel else ""
-        self.capture = SnapshotWork(arrays, process, sink, refuses)
+        self.capture = SnapshotWork(arrays, process, sink)
         self._doers = doers(self, self.state, self.capture)
 
     async def prepare(self) -> rpc.Prepared:
@@ -147,9 +145,11 @@ class WorkExecutor(Doer):
         laid = await self._process.expect(rpc.Lay(plan), rpc.Laid)
         self.state.nbytes = self.capture.nbytes = laid.state_bytes
         self.capture.plan = plan
-        if learner and job.snapshot.wanted:
+        # The state of a data-parallel job is its syncer's.
+        trains = learner != (job.job.method in DATA_PARALLEL)
+        if trains and job.snapshot.wanted:
             await self.capture.warm()
-        if learner and self._is_first and job.job.method not in DATA_PARALLEL:
+        if learner and trains and self._is_first:
             await self._process.expect(rpc.CompileAhead(), rpc.Ready)
         self.lay_out(plan)
         return prepared
@@ -277,7 +277,7 @@ class WorkExecutor(Doer):
     @does(Differentiate)
     async def _differentiate(self, work: Differentiate) -> StepFinished:
         source, out = self._arrays.lend(self._arrays.get(work.source).data), self._whole()
-        request = rpc.Differentiate(rpc.span_of(source), rpc.span_of(out))
+        request = rpc.Differentiate(rpc.span_of(source), rpc.span_of(out), work.step)
         trained = await self._process.expect(request, rpc.Trained)
         data = self._arena.borrow(out, 0, len(out.data))
         self._arrays.put(work.out, await _in_thread(partial(self.layouts.described, 0, data)))
@@ -286,7 +286,11 @@ class WorkExecutor(Doer):
         return step_finished(work, trained)
 
     @does(AverageGradients)
-    async def _average_gradients(self, work: AverageGradients) -> FragmentMerged:
+    def _average_gradients(self, work: AverageGradients) -> Awaitable[FragmentMerged]:
+        self.capture.averages()
+        return self._averaged(work)
+
+    async def _averaged(self, work: AverageGradients) -> FragmentMerged:
         mean = np.zeros_like(self._arrays.get(work.theta))
         shares = {share.name: share for share in work.shares}
         flats = {
@@ -299,9 +303,11 @@ class WorkExecutor(Doer):
         for name, weight in zip(sound, weights, strict=True):
             mean += np.float32(weight) * flats[name]
         source, out = self._arrays.lend(self.layouts.wire(0, mean)), self._whole()
-        if sound:
-            update = rpc.Update(rpc.span_of(source), rpc.span_of(out), work.t)
-            await self._process.expect(update, rpc.Ready)
+        update = rpc.Update(rpc.span_of(source), rpc.span_of(out), work.t)
+        done = self._process.expect(update, rpc.Ready) if sound else None
+        self.capture.updates()
+        if done is not None:
+            await done
         payload = await _in_thread(partial(self.layouts.copied, 0, out.data))
         theta = self.layouts.flat(0, payload.data)
         self._arena.free(source)

@@ -140,6 +140,12 @@ class Trained(WorkerMessage, frozen=True):
     corrupt: str = ""
 
 
+class Updated(WorkerMessage, frozen=True):
+    """The coordinator of a data-parallel job: the global step of its optimizer's last step."""
+
+    t: int
+
+
 class Own(Struct, frozen=True, array_like=True):
     """What a worker that resumes from its own state has besides it: the number of batches
     ``drawn``, and the result of its ``last`` step, None before the first. In a job with
@@ -147,7 +153,7 @@ class Own(Struct, frozen=True, array_like=True):
     the ``last`` step's, which is the first, that is the step's own."""
 
     drawn: int
-    last: Trained | None
+    last: Trained | Updated | None
     shards: tuple[tuple[int, int, bytes], ...] = ()
 
 
@@ -216,22 +222,24 @@ class Train(WorkerMessage, frozen=True):
 class Copied(WorkerMessage, frozen=True):
     """The state has been copied, as it was after the step with the result ``last``."""
 
-    last: Trained | None
+    last: Trained | Updated | None
 
 
 class Differentiate(WorkerMessage, frozen=True):
-    """Take the parameters in ``source``, write the gradient of the next batch to ``out``."""
+    """Take the parameters in ``source``, write the gradient of batch number ``step`` to ``out``."""
 
     source: Span
     out: Span
+    step: int
 
 
 class Update(WorkerMessage, frozen=True):
-    """One step of the inner optimizer with the gradient in ``source``; parameters to ``out``."""
+    """One step of the inner optimizer with the gradient in ``source``; parameters to ``out``. Step
+    ``t`` is taken once: if it was the last one, only the parameters are written."""
 
     source: Span
     out: Span
-    t: int = 0
+    t: int
 
 
 class TrainTogether(WorkerMessage, frozen=True):
@@ -312,7 +320,19 @@ Request = (
     | MeasureDevices
     | Dismiss
 )
-Answer = Prepared | Laid | Installed | Ready | Trained | Copied | Scored | Devices | Failed | Alive
+Answer = (
+    Prepared
+    | Laid
+    | Installed
+    | Ready
+    | Trained
+    | Updated
+    | Copied
+    | Scored
+    | Devices
+    | Failed
+    | Alive
+)
 
 encode = Encoder().encode
 decode_request = Decoder(Request).decode

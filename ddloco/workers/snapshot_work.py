@@ -1,11 +1,12 @@
 """Writes a learner's or a syncer's part of a snapshot.
 
-Only a learner's state is copied, once, between two steps, since its worker continues to train it.
+Only the state of a worker that trains is copied, once, between two steps: a learner's, and that of
+the coordinator of a data-parallel job. It is that after the step or update under way at the cut.
 Arrays that can be computed from others in the snapshot are left out: a syncer's ``wire/p/v`` from
 its ``theta/p/v``.
 """
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.machines.outer.optimizers.optimizer import STEPS, State
 from ddloco.machines.syncer.global_fragments import OUTER, WIRE
-from ddloco.stage.actors.effects import CaptureFlight, CaptureState
+from ddloco.stage.actors.effects import CaptureState
 from ddloco.stage.actors.events import Captured, WorkFailed
 from ddloco.stage.arrays.array_table import F32, ArrayTable, HostCopy
 from ddloco.stage.arrays.shared_memory import Region
@@ -44,6 +45,8 @@ UNCOPIED = "its optimizer's state cannot be copied"
 LAST = "last"
 """The result of the worker's last step."""
 
+Last = rpc.Trained | rpc.Updated | None
+
 
 class SnapshotWork(Capture):
     """Writes the parts of one actor.
@@ -52,7 +55,6 @@ class SnapshotWork(Capture):
         arrays: its arrays, with an arena.
         process: its JAX worker process.
         sink: where to write.
-        refuses: why this job does not support snapshots; empty if it does.
 
     Attributes:
         nbytes: size of a learner's whole state; 0 if it cannot be copied.
@@ -60,30 +62,47 @@ class SnapshotWork(Capture):
         plan: how parameters are laid out; set once that is known.
     """
 
-    def __init__(
-        self, arrays: ArrayTable, process: WorkerProcess, sink: SnapshotSink, refuses: str = ""
-    ) -> None:
+    def __init__(self, arrays: ArrayTable, process: WorkerProcess, sink: SnapshotSink) -> None:
         super().__init__(arrays, sink)
         self.nbytes = 0
         self.trains = False
         self.plan: FragmentPlan | None = None
+        self._averaging = False
+        self._after_update: list[_LaterCopy] = []
         self._process = process
-        self._refuses = refuses
 
     def state(self, work: CaptureState) -> Awaitable[Captured | WorkFailed]:
         """Capture the actor's state. The request is sent to the worker before this returns, so the
         copy is made before the next step. Whether there is a worker state is also decided now,
         although the worker may have one by the time the result is awaited."""
-        refuses = self._refuses or (UNCOPIED if self.trains and not self.nbytes else "")
-        if refuses:
-            return _refused(work.work, refuses)
         if not self.trains:
             return super().state(work)
+        if not self.nbytes:
+            return _refused(work.work, UNCOPIED)
         region = self._arrays.shared.allocate(self.nbytes)
-        copied = self._process.expect(rpc.CopyOut(rpc.span_of(region)), rpc.Copied)
+        ask = partial(self._process.expect, rpc.CopyOut(rpc.span_of(region)), rpc.Copied)
+        copied = self._later(ask) if self._averaging else ask()
         stored = (self._arrays.get(handle) for handle in work.handles)
         copies = [each for each in stored if isinstance(each, HostCopy)]
         return self._with_copy(work, self._held(work.handles), copies, region, copied)
+
+    def averages(self) -> None:
+        """A coordinator's update has been requested, and is not yet asked of its worker."""
+        self.trains = self._averaging = True
+
+    def updates(self) -> None:
+        """The update has been asked of the worker: the copies that wait for it come after it."""
+        self._averaging = False
+        waiting, self._after_update = self._after_update, []
+        for each in waiting:
+            each.ask()
+
+    def _later(self, ask: Callable[[], Awaitable[rpc.Copied]]) -> Awaitable[rpc.Copied]:
+        """A copy that is made after the update under way. What a snapshot holds thus depends on
+        the order of events alone, and not on how far the update has come at the cut."""
+        copy = _LaterCopy(ask)
+        self._after_update.append(copy)
+        return copy.made()
 
     async def _with_copy(
         self,
@@ -132,10 +151,6 @@ class SnapshotWork(Capture):
             await self._process.expect(rpc.Touch(rpc.span_of(region)), rpc.Ready)
             self._arrays.shared.free(region)
 
-    def flight(self, work: CaptureFlight) -> Awaitable[Captured | WorkFailed]:
-        """Write the messages that were in flight."""
-        return _refused(work.work, self._refuses) if self._refuses else super().flight(work)
-
     def _held(self, handles: Sequence[str]) -> Held:
         return super()._held([each for each in handles if theta_of(each) not in handles])
 
@@ -158,11 +173,31 @@ class SnapshotWork(Capture):
         entries += self._state_entries(work, held)
         return ""
 
-    def _write_copy(self, entries: list[Entry], region: Region, last: rpc.Trained | None) -> str:
+    def _write_copy(self, entries: list[Entry], region: Region, last: Last) -> str:
         entries += self._write_arrays([("worker", STATE, {STATE: region.data})])
         blob = self._sink.write_bytes(rpc.encode(last) if last else b"")
         entries.append(Entry("worker", LAST, blob.digest, blob.size))
         return self._sink.write_piece(entries)
+
+
+class _LaterCopy:
+    """A copy that is asked for later."""
+
+    def __init__(self, ask: Callable[[], Awaitable[rpc.Copied]]) -> None:
+        self._ask = ask
+        self._asked = trio.Event()
+        self._answer: Awaitable[rpc.Copied] | None = None
+
+    def ask(self) -> None:
+        """Ask for it now."""
+        self._answer = self._ask()
+        self._asked.set()
+
+    async def made(self) -> rpc.Copied:
+        """Wait for the answer."""
+        await self._asked.wait()
+        assert self._answer is not None, "asked"
+        return await self._answer
 
 
 async def _refused(work: int, reason: str) -> Captured:

@@ -65,6 +65,12 @@ class Given(NamedTuple):
     frozen: Any
 
 
+def _last_of(own: rpc.Own) -> tuple[rpc.Trained | None, int]:
+    """The result of a worker's last step; and, of a coordinator's, its last global step."""
+    last = own.last
+    return (None, last.t) if isinstance(last, rpc.Updated) else (last, 0)
+
+
 def _has_bytes(leaf: Any) -> bool:
     return not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
 
@@ -100,6 +106,8 @@ class Trainer:
         """Whether the first step has been run twice to check that it is deterministic."""
         self._spoilt = False
         self._last: rpc.Trained | None = None
+        self._updated = 0
+        """The global step of the last ``Update``; 0 before the first."""
         self._streams: dict[int, ShardStream] = {}
         """The open streams, by data shard; one, unless the job has ``job.shards``."""
         self._turn = 0
@@ -130,9 +138,10 @@ class Trainer:
                     self._compile_ahead()
                 return rpc.Ready()
             case rpc.CopyOut(out):
+                self._begin_moments()
                 self._copy_out(self._leaves(), out)
                 self._copy_moments(self._arena.region(out.offset, out.nbytes))
-                return rpc.Copied(self._last)
+                return rpc.Copied(self._last if not self._updated else rpc.Updated(self._updated))
             case rpc.Install():
                 return rpc.Installed(self._install(request))
             case rpc.CopyFragments(copies):
@@ -209,6 +218,7 @@ class Trainer:
         self._update: Any = jax.jit(
             self._step, donate_argnums=(0, 1, 2), **self._placement.results(self._opt_shapes, 3)
         )
+        self._apply: Any = jax.jit(self._take_step, donate_argnums=(0, 1))
         self._programs: Callable[[], int] = self._update._cache_size
         everywhere = self._placement.everywhere()
         self._sums = jax.jit(partial(tensor_sums, divided=bool(everywhere)), **everywhere)
@@ -250,8 +260,8 @@ class Trainer:
         self._take_in(params, leaves[count:])
         if own is not None:
             # If a snapshot is taken before the next step, it must contain the same again.
-            self._last = own.last
-            self._spoilt = own.last is not None and not math.isfinite(own.last.loss)
+            self._last, self._updated = _last_of(own)
+            self._spoilt = self._last is not None and not math.isfinite(self._last.loss)
         self._opt_state = jax.tree.unflatten(self._moments_tree, leaves[:count])
         self._installed = request.pieces
         return True
@@ -438,7 +448,8 @@ class Trainer:
 
     def _go_to(self, own: rpc.Own) -> None:
         """Open all streams of this worker's own state at their places."""
-        cursor = own.last.cursor if own.last is not None else b""
+        last, _ = _last_of(own)
+        cursor = last.cursor if last is not None else b""
         for at, (shard, used, place) in reversed([*enumerate(own.shards)]):
             self._turn = shard
             self._open(shard)
@@ -468,6 +479,11 @@ class Trainer:
                 f"task {self._name}: has a state, which data-parallel jobs cannot merge"
             )
         self._take_in(self._read_in(request.source))
+        # A replica that came back, or resumes, goes to its place in the data.
+        missing = request.step - 1 - self._streams[self._turn].used
+        if missing > 0:
+            self._batches.draw_again(missing)
+            self._streams[self._turn].used += missing
         drawn, number = self._draw()
         given = self._params, None, self._placement.batch(drawn), number, self._frozen
         once: dict[Named, bytes] | None = None
@@ -484,13 +500,21 @@ class Trainer:
     def _gradient_digests(self, gradient: Any) -> dict[Named, bytes]:
         return digests(_named("gradient", self._names, jax.tree.leaves(gradient)))
 
-    def _update_with(self, request: rpc.Update) -> rpc.Ready:
+    def _begin_moments(self) -> None:
+        """Make what updates need. A coordinator that continues from a snapshot of before its first
+        update has no parameters yet; those of the seed are the ones that it was at."""
         if self._opt_state is None:
+            if not self._stated:
+                self._initialise()
             self._opt_state = self._optimizer.init(self._params)
-            self._apply = jax.jit(self._take_step, donate_argnums=(0, 1))
-        gradient = jax.tree.unflatten(self._tree, self._read_in(request.source))
-        t = np.int32(min(request.t, STEP_MAX))
-        self._params, self._opt_state = self._apply(self._params, self._opt_state, gradient, t)
+
+    def _update_with(self, request: rpc.Update) -> rpc.Ready:
+        self._begin_moments()
+        if request.t != self._updated:
+            gradient = jax.tree.unflatten(self._tree, self._read_in(request.source))
+            t, given = np.int32(min(request.t, STEP_MAX)), (self._params, self._opt_state)
+            self._params, self._opt_state = self._apply(*given, gradient, t)
+            self._updated = request.t
         self._copy_out(self._leaves(), request.out)
         return rpc.Ready()
 

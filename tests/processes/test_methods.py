@@ -1,9 +1,11 @@
 """The methods that are compared: each trains, keeps step, replays, and is explained."""
 
 import pytest
+from safetensors.numpy import load_file
 
 pytestmark = pytest.mark.slow
 
+TAKEN = "snapshot taken"
 METHODS = ["diloco", "fedavg", "streaming-diloco"]
 
 
@@ -30,6 +32,33 @@ def test_it_trains_and_replays(job, tools, method):
     assert losses[0] == losses[1] < 1.0
     for more in ((), ("--from", "latest")):
         replayed = tools.replay(job.run_folder, *more)
+        assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+
+
+@pytest.mark.parametrize("form", [(), ("--processes",)])
+@pytest.mark.parametrize("method", ["data-parallel", "elastic-data-parallel"])
+def test_a_data_parallel_job_goes_on_from_its_snapshots(job, tools, tmp_path, method, form):
+    """From each to the same model as without the stop; the runs replay, from snapshots too.
+
+    They are due at any moment, also while a gradient or an update is computed."""
+    own = (*flags(method, "snapshot.every_s=0.1", "snapshot.keep=50"), *form)
+    ran = job.run(*own)
+    assert ran.returncode == 0, ran.stderr
+    taken = [line["snapshot"].replace(":", "-") for line in job.log() if line["event"] == TAKEN]
+    assert len(taken) > 3, "one is due every tenth of a second"
+    model = load_file(job.run_folder / "model" / "model.safetensors")
+    for id_ in taken[:: max(len(taken) // 3, 1)][:3]:
+        (tmp_path / id_).mkdir()
+        more = tools.Job(tmp_path / id_)
+        ran = more.run(*own, "--from", str(job.run_folder / "snapshots" / id_))
+        assert ran.returncode == 0, ran.stderr
+        there = load_file(more.run_folder / "model" / "model.safetensors")
+        assert {name: array.tobytes() for name, array in there.items()} == {
+            name: array.tobytes() for name, array in model.items()
+        }
+        replayed = tools.replay(more.run_folder)
+        assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+        replayed = tools.replay(job.run_folder, "--from", id_)
         assert replayed.returncode == 0, replayed.stdout + replayed.stderr
 
 

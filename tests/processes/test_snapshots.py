@@ -190,27 +190,6 @@ def test_one_is_taken_on_request(pictures, tools):
     assert unanswered.stderr.startswith("ddloco: no answer from tcp://127.0.0.1:")
 
 
-@pytest.mark.slow
-def test_a_data_parallel_job_takes_none(pictures, tools):
-    """A request is refused with the reason, leaves nothing, and the job continues."""
-    job = pictures.job
-    running = job.start("--processes", "--set=job.method=data-parallel", "--set=job.steps=100000")
-    job.wait_for("merge", 3)
-    asked = take(tools, job)
-    merges = len(pictures.seen("merge"))
-    job.wait_for("merge", merges + 3)
-    running.send_signal(signal.SIGINT)
-    said, _ = running.communicate(timeout=60)
-
-    assert 0 == running.returncode, said
-    assert 1 == asked.returncode
-    assert asked.stderr.endswith(
-        "the snapshot was discarded: syncer.1, who began it: data-parallel jobs take no snapshots\n"
-    )
-    assert 1 == asked.stderr.count("\n")
-    assert 2 == pictures.snapshot("list").returncode
-
-
 # What goes wrong.
 
 FAULTS = """

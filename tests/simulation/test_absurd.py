@@ -35,7 +35,7 @@ def play(method: str, syncers: int, target: str, name: str, messages: int, seed:
                 "method": method,
             },
             "sync": {} if "parallel" in method else table,
-            "snapshot": {} if "parallel" in method else {"every_s": 20.0},
+            "snapshot": {"every_s": 20.0},
         },
         "absurd",
     )

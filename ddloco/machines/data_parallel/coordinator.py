@@ -23,7 +23,13 @@ from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Progress, Roster
 from ddloco.job.protocol.status import Numbers, SyncerStatus
-from ddloco.job.protocol.timers import PauseOver, ProbeDue, ShutdownDeadline
+from ddloco.job.protocol.timers import (
+    LastSnapshotDeadline,
+    PauseOver,
+    ProbeDue,
+    ShutdownDeadline,
+    SnapshotDue,
+)
 from ddloco.job.protocol.work import (
     AverageGradients,
     Evaluated,
@@ -36,12 +42,20 @@ from ddloco.job.protocol.work import (
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.shutdown import JobShutdown
+from ddloco.machines.syncer.snapshot_policy import SnapshotPolicy
 from ddloco.machines.syncer.standstill import NAMES_MAX, REPEAT_S_MAX, STANDSTILL_S
 from ddloco.machines.syncer.status import member_status
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.actor import OwnMachine
 from ddloco.stage.actors.effects import Finish, Observe
-from ddloco.stage.actors.events import LeaveRequested, StopRequested, WorkFailed
+from ddloco.stage.actors.events import (
+    LeaveRequested,
+    Restored,
+    SnapshotRequested,
+    SnapshotSettled,
+    StopRequested,
+    WorkFailed,
+)
 from transport import (
     BULK,
     CONTROL,
@@ -61,7 +75,8 @@ from transport import (
 
 LOST = (
     "a data-parallel job keeps its parameters and its optimizer's state in its syncer, and the "
-    "syncer before this one has ended, so the job cannot go on; run it again"
+    "syncer before this one has ended, so the job cannot go on; run it again, or continue it from "
+    "a snapshot with --from"
 )
 """Why a syncer that was started again ends: it would begin at step 1, and no replica would join."""
 
@@ -97,6 +112,7 @@ class Coordinator(OwnMachine):
         warn_at: when to warn that no step is done, in seconds.
         averaged_last: the replicas whose gradients are in the newest step.
         final: the numbers of the job when it began to wind up.
+        snapshots: when snapshots are taken.
     """
 
     job: Job
@@ -115,6 +131,7 @@ class Coordinator(OwnMachine):
     warn_at: float = STANDSTILL_S
     averaged_last: int = 0
     final: Numbers | None = None
+    snapshots: SnapshotPolicy = field(default_factory=SnapshotPolicy)
 
     @property
     def elastic(self) -> bool:
@@ -164,8 +181,9 @@ class Coordinator(OwnMachine):
             case ParametersMade():
                 assert self.plan is not None
                 listening = Observe("listening", {"fragments": 1, "steps": self.job.job.steps})
-                listen = Listen(self.job.agreement(self.plan))
-                return [listen, listening, SetTimer(ProbeDue(), at + PROBE_S)]
+                snapshots = self.snapshots.begin(at, self.job.snapshot)
+                begun = [SetTimer(ProbeDue(), at + PROBE_S), *snapshots]
+                return [self._listen(), listening, *begun]
             case MessageArrived():
                 return self._message(at, event)
             case FragmentMerged():
@@ -174,14 +192,12 @@ class Coordinator(OwnMachine):
                 return self._joined(at, peer, incarnation)
             case PeerLost(peer, reason):
                 return self._lost(at, peer, reason)
-            case TimerFired(PauseOver()):
-                self.pause_until = None
-                return []
-            case TimerFired(ProbeDue()) if self.shutdown is None:
-                return self._probe(at)
-            case TimerFired(ShutdownDeadline()) if self.shutdown is not None:
-                self.shutdown.patient = False
-                return []
+            case TimerFired(timer):
+                return self._timer(at, timer)
+            case SnapshotRequested() | SnapshotSettled():
+                return self.snapshots.heard(event)
+            case Restored():
+                return self._go_on(at)
             case Evaluated(_, loss, metrics) if self.shutdown is not None:
                 return self.shutdown.result(loss, metrics, self.final)
             case ModelSaved() if self.shutdown is not None:
@@ -190,11 +206,39 @@ class Coordinator(OwnMachine):
             case WorkFailed():
                 return self._failed(event)
             case StopRequested(reason) | LeaveRequested(reason):
-                # Such a job saves nothing before its end, so a restart could not continue it.
+                # A restarted one could not continue; a new run can, from a snapshot.
                 self.stopping = self.stopping or reason
                 return []
             case _:
                 return []
+
+    def _timer(self, at: float, timer: Any) -> list[Effect]:
+        match timer:
+            case PauseOver():
+                self.pause_until = None
+            case ProbeDue() if self.shutdown is None:
+                return self._probe(at)
+            case SnapshotDue() if self.shutdown is None:
+                return self.snapshots.periodic(at, len(self.membership.members), self.job.snapshot)
+            case LastSnapshotDeadline():
+                self.snapshots.late()
+            case ShutdownDeadline() if self.shutdown is not None:
+                self.shutdown.patient = False
+            case _:
+                pass
+        return []
+
+    def _listen(self) -> Effect:
+        assert self.plan is not None, "known since the start"
+        return Listen(self.job.agreement(self.plan))
+
+    def _go_on(self, at: float) -> list[Effect]:
+        """Continue from a snapshot; a shutdown that had begun is continued."""
+        if self.shutdown is None:
+            self.stopping = None
+            self._end_if_done()
+        self.stepped_at, self.warn_at = at, at + STANDSTILL_S
+        return [self._listen(), *self.snapshots.go_on(at, self.version, self.job.snapshot)]
 
     # Replicas that join and leave.
 
@@ -354,9 +398,12 @@ class Coordinator(OwnMachine):
             peer not in self.group for peer in self.membership.members
         )
         effects += [Drop(f"theta/0/{old}"), Drop(f"wire/0/{old}"), self._seen(at, event)]
-        if new >= self.job.job.steps:
+        self._end_if_done()
+        return effects + self.snapshots.merged(new, self.job.snapshot)
+
+    def _end_if_done(self) -> None:
+        if self.version >= self.job.job.steps:
             self.stopping = self.stopping or ""
-        return effects
 
     def _seen(self, at: float, event: FragmentMerged) -> Observe:
         fields = {
@@ -374,12 +421,16 @@ class Coordinator(OwnMachine):
     # Shutdown.
 
     def _wind_up(self, at: float, status: Any, reason: str) -> list[Effect]:
+        members = list(self.membership.members)
+        taken = self.snapshots.end(at, len(members), self.job.snapshot)
+        if taken or not self.snapshots.over(self.job.snapshot):
+            return taken
         if not reason:
             status, reason = "done", f"global step {self.version}"
         evaluating, saving = self.work.next(), self.work.next()
         self.shutdown = JobShutdown(status, reason, self.version, self.version, evaluating)
         self.final = self.numbers(at)
-        members, thetas = list(self.membership.members), (f"theta/0/{self.version}",)
+        thetas = (f"theta/0/{self.version}",)
         return self.shutdown.begin(at, members, thetas, saving, None)
 
     def _failed(self, event: WorkFailed) -> list[Effect]:

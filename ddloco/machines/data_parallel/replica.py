@@ -2,6 +2,7 @@
 
 A replica receives the parameters, computes the gradient of its next batch, sends it, and waits for
 the next parameters. At every step it therefore waits for the slowest replica; a learner does not.
+A replica that joins later goes to the place in its data of those that were there from the start.
 """
 
 import math
@@ -25,7 +26,7 @@ from ddloco.machines.syncer.estimates import Recent
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.actor import OwnMachine
 from ddloco.stage.actors.effects import Finish, Observe, Status
-from ddloco.stage.actors.events import LeaveRequested, StopRequested, WorkFailed
+from ddloco.stage.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
 from ddloco.stage.files.faults import SYNCER
 from transport import (
     BULK,
@@ -65,7 +66,7 @@ class Replica(OwnMachine):
     Attributes:
         job: the resolved job.
         work: its work numbers.
-        step: the last finished step.
+        step: the last finished step, which is the number of batches before its place in its data.
         computing: the gradient that is being computed; None if there is none.
         next: the parameters for the next gradient; None if there are none.
         stopping: why it stops; None if it does not.
@@ -114,6 +115,9 @@ class Replica(OwnMachine):
                 return self._stop(reason)
             case LeaveRequested(reason):
                 return self._finish("left", reason)
+            case Restored():
+                self.stopping = None  # The stop belonged to an earlier run.
+                return []
             case _:
                 return []
 
@@ -149,7 +153,8 @@ class Replica(OwnMachine):
         if self.idle_at is not None:
             self.spent += TimeSpent(parameters=at - self.idle_at)
             self.idle_at = None
-        step = self.step + 1
+        # No batch is drawn twice: not for a version that is asked for again, nor after a return.
+        step = max(self.step, self.computing.version) + 1
         out = f"out/{step}"
         return [Keep(out), Differentiate(self.work.next(), step, self.computing.handle, out)]
 
@@ -159,7 +164,7 @@ class Replica(OwnMachine):
         self.step = event.step
         effects: list[Effect] = [Drop(computing.handle)]
         out = f"out/{event.step}"
-        if event.step == 1 and not math.isfinite(event.loss):
+        if self.last is None and not math.isfinite(event.loss):
             reason = f"task {self.job.job.task}: loss is {event.loss} at the first step"
             return [*effects, Drop(out), *self._finish("bad-input", reason)]
         took_s = at - computing.since
@@ -180,8 +185,9 @@ class Replica(OwnMachine):
 
     def _take_account(self, event: StepFinished, took_s: float) -> None:
         apart = event.data_s, event.compiling_s
-        self.spent += of_step(event.step, took_s, *apart, self.step_s.value)
-        if event.step > 1:  # The first step includes compilation.
+        first = self.last is None
+        self.spent += of_step(1 if first else event.step, took_s, *apart, self.step_s.value)
+        if not first:  # The first step includes compilation.
             self.step_s.add(took_s)
         self.trained += event.tokens
         self.last = LastStep(event.loss, event.metrics)

@@ -65,7 +65,7 @@ def receive_tapes(
     settings = program.id, program.as_plain()
     holds = lease.holds if lease is not None else lambda: True
     receiver = TapeReceiver(folder / TAPES, others, settings, endpoint, note, holds=holds)
-    lane = SideChannel(endpoint, LANE, receiver.take)
+    lane = SideChannel(endpoint, LANE, receiver.take, receiver.heeds)
     return lane, TapeTransfer(receiver, lane)
 
 

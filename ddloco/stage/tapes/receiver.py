@@ -120,6 +120,10 @@ class TapeReceiver:
         self._settings = content_of(settings)
         self._endpoint = endpoint
         self._incoming: dict[str, IncomingTape] = {}
+        self._spoke: dict[str, tuple[str, float]] = {}
+        """Of each learner, the incarnation that spoke last on another lane, and when."""
+        self._shipping: dict[str, str] = {}
+        """Of each learner, the incarnation that spoke last of its tape."""
         self._allowances = Allowances(ACTOR_BYTES_AT_ONCE, ACTOR_BYTES_PER_S)
         self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
 
@@ -129,6 +133,13 @@ class TapeReceiver:
             self._came.send_nowait(arrival)
         except trio.WouldBlock:
             return  # Dropped without an answer, so its sender repeats it.
+
+    def heeds(self, route: str) -> bool:
+        """Notice who speaks on another lane; every arrival there is passed on."""
+        name = route.partition("/")[0]
+        if self._is_learner(name):
+            self._spoke[actor_of(name)] = name, trio.current_time()
+        return True
 
     async def run(self) -> None:
         """Process arrivals for ever."""
@@ -147,7 +158,11 @@ class TapeReceiver:
 
     def _coming(self) -> bool:
         oldest = trio.current_time() - QUIET_S
-        return any(not each.whole and each.heard_at > oldest for each in self._incoming.values())
+        if any(not each.whole and each.heard_at > oldest for each in self._incoming.values()):
+            return True
+        # A learner of a syncer that has just taken over may not have asked it yet.
+        silent = (at for who, (name, at) in self._spoke.items() if self._shipping.get(who) != name)
+        return any(at > oldest for at in silent)
 
     async def _handle(self, arrival: Arrival) -> None:
         """Process one message; a rejected one is counted, and answered if possible."""
@@ -163,6 +178,8 @@ class TapeReceiver:
         except RefusedError as error:
             answer = error.answer
             self.refusals.add(name, str(error))
+        if self._is_learner(name):
+            self._shipping[actor_of(name)] = name
         if name in self._incoming:
             self._incoming[name].heard_at = trio.current_time()
         if answer is not None:

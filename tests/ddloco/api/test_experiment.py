@@ -87,6 +87,7 @@ def test_settings_of_the_command_line_are_for_all_cases(file):
         ('"sync.quorum" = 2', '"sync.quorum" = 3', "case all: sync.quorum"),
         ('"sync.quorum" = 2', '"sync.quorun" = 2', "case all"),
         ("seeds = [0, 1]", "sedes = [0]", "sedes"),
+        ("seeds = [0, 1]", 'time = "real"\nhours = 0.1', "a cell ends by job.steps"),
     ],
 )
 def test_what_is_wrong_is_named(file, old, new, said):
@@ -148,6 +149,22 @@ def test_cells_run_once_and_give_the_same_again(file, tmp_path, capsys):
     assert losses[0] == losses[1]
     assert "8 of 8 cells are in" in err
     assert "| diloco |" in (tmp_path / "page.md").read_text()
+
+
+@pytest.mark.slow
+def test_cells_may_end_at_equal_time_or_tokens(file, tmp_path):
+    """Before their jobs do, with learners that crash and come back; each cell has a result."""
+    crash = 'chaos.fault=[{what="crash", who="learner-1", at_s=9.0, for_s=4.0}]'
+    cases = (("hours = 0.01", "elastic-data-parallel"), ("inner_steps = 40", "diloco"))
+    for limit, method in cases:
+        file.write_text(FILE.replace("seeds = [0, 1]", limit))
+        loaded = load_experiment(file, ["job.steps=1000", f"job.method={method}", crash])
+        found = run_cell(loaded, cells(loaded, tmp_path / method)[0])
+        assert found.loss is not None
+        if method == "diloco":
+            assert 40 <= found.steps <= 43
+        else:
+            assert 35.0 < found.seconds < 40.0
 
 
 def test_a_result_of_other_settings_is_not_taken(file, tmp_path):

@@ -137,8 +137,8 @@ def test_only_the_task_has_to_be_said(path):
         ("tokens = 9\n[inner]\nschedule = 'linear'", "inner.schedule: follows job.steps"),
         ("tokens = 0", "job.tokens"),
         (
-            "method = 'data-parallel'\n[snapshot]\nevery_s = 1.0",
-            "snapshot.every_s: data-parallel jobs take no snapshots",
+            "method = 'lone'\n[snapshot]\nevery_s = 1.0",
+            "snapshot.every_s: lone jobs take no snapshots",
         ),
         (
             "method = 'lone'\n[snapshot]\nevery_steps = 9",

@@ -111,6 +111,45 @@ def test_a_step_gives_the_sums_of_its_tensors_and_trains_the_same(arena, monkeyp
     assert one.trainer._last.tensors == packed(tensor_sums(leaves))
 
 
+def test_an_update_is_taken_once(arena):
+    """A coordinator that continues asks again for what was under way, from a state that has it; one
+    whose snapshot is of before its first update begins with the parameters of the seed."""
+    harness = Harness(arena)
+    gradient, out = (arena.allocate(harness.plan.total_bytes) for _ in range(2))
+    harness.begin()
+    told = []
+    for t in (1, 2, 3):
+        gradient.data[:] = np.full(len(gradient.data) // 4, t, np.float32).view(np.uint8)
+        harness.ask(rpc.Update(span_of(gradient), span_of(out), t))
+        told.append(out.data.tobytes())
+        if t == 2:
+            state = harness.state()
+    later, anew = Harness(arena), Harness(arena)
+    later.ask(rpc.Install((span_of(state),), rpc.Own(0, rpc.Updated(2))))
+    for t in (2, 3):
+        later.ask(rpc.Update(span_of(gradient), span_of(out), t))
+        assert told[t - 1] == out.data.tobytes()
+    assert later.ask(rpc.CopyOut(span_of(state))) == rpc.Copied(rpc.Updated(3))
+    gradient.data[:] = np.full(len(gradient.data) // 4, 1, np.float32).view(np.uint8)
+    anew.ask(rpc.Update(span_of(gradient), span_of(out), 1))
+    assert told[0] == out.data.tobytes()
+
+
+def test_a_replica_goes_to_its_place_in_its_data(arena):
+    """As one that was there from the start; the batch of a step is that of its number."""
+    here, returned = Harness(arena), Harness(arena)
+    here.begin()
+    source, out = (arena.allocate(here.plan.total_bytes) for _ in range(2))
+    here.ask(rpc.Score(None))
+    here.trainer._copy_out(here.trainer._leaves(), span_of(source))
+    batches = [
+        here.ask(rpc.Differentiate(span_of(source), span_of(out), step)).batch for step in (1, 2, 3)
+    ]
+    assert len(set(batches)) == 3
+    there = returned.ask(rpc.Differentiate(span_of(source), span_of(out), 3))
+    assert there.batch == batches[2]
+
+
 def test_a_copy_of_a_fragment_is_its_part_of_all_parameters(arena):
     """As the last step left them; padding is zeroed, since memory is used again."""
     harness = Harness(arena)

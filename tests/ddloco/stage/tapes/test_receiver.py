@@ -269,6 +269,24 @@ async def test_all_of_it_arrives(stand, source, lose, virtual, monkeypatch):
     assert not stand.receiver._coming()
 
 
+@pytest.mark.parametrize("asked_before", [False, True])
+async def test_a_learner_that_has_not_asked_yet_is_waited_for(stand, virtual, asked_before):
+    """It spoke on another lane when the syncer ended, and has shipped nothing to this syncer; one
+    that was silent for long, or shares the folder, is not waited for."""
+    del virtual
+    receiver = stand.receiver
+    assert receiver.heeds("learner-0.1/control")
+    assert receiver.heeds("an-observer/control")
+    if asked_before:
+        stand.folder.mkdir()
+        (stand.folder / "learner-0.1.tape").write_bytes(b"of this folder")
+        await stand.say(Ask(0))
+    begun = trio.current_time()
+    await receiver.finish()
+    waited_s = 0.0 if asked_before else receiver_module.QUIET_S
+    assert trio.current_time() - begun == pytest.approx(waited_s, abs=0.31)
+
+
 async def test_shipping_goes_on_after_a_full_disk(stand, source, virtual, monkeypatch):
     """For a minute nothing can be written, neither a first segment nor a later one; then all of
     the tape arrives."""
