@@ -120,7 +120,7 @@ class Result(Struct, frozen=True):
         loss: the held-out loss of the final model, in nats.
         steps: inner steps of all learners.
         merges: merges done.
-        goodput: the share of the learners' time that was spent computing, in virtual time or real.
+        goodput: the share of the learners' time that was spent in steps that finished.
         up: payload bytes that learners sent.
         down: payload bytes that were sent to them.
         seconds: the time of the job, virtual or real.
@@ -296,7 +296,7 @@ def _result_of(
         loss=found.get("held_out_loss"),
         steps=found.get("inner_steps") or sum(newest.values()),
         merges=merges,
-        goodput=values["goodput"] / 100 if "goodput" in values else goodput,
+        goodput=values["chip goodput"] / 100 if values else goodput,
         up=sum(each.up_bytes for each in links),
         down=sum(each.down_bytes for each in links),
         seconds=3600 * values["hours"] if "hours" in values else found.get("at", 0.0),

@@ -226,11 +226,11 @@ class Copied(WorkerMessage, frozen=True):
 
 
 class Differentiate(WorkerMessage, frozen=True):
-    """Take the parameters in ``source``, write the gradient of batch number ``step`` to ``out``."""
+    """Take the parameters in ``source``, write the gradient of a batch, by its number, to ``out``."""
 
     source: Span
     out: Span
-    step: int
+    batch: int
 
 
 class Update(WorkerMessage, frozen=True):

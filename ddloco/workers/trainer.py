@@ -480,7 +480,7 @@ class Trainer:
             )
         self._take_in(self._read_in(request.source))
         # A replica that came back, or resumes, goes to its place in the data.
-        missing = request.step - 1 - self._streams[self._turn].used
+        missing = request.batch - 1 - self._streams[self._turn].used
         if missing > 0:
             self._batches.draw_again(missing)
             self._streams[self._turn].used += missing

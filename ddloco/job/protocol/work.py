@@ -370,14 +370,15 @@ class MergeFragment(Work, frozen=True):
 
 
 class Differentiate(Work, frozen=True):
-    """Compute the gradient of the next batch at the parameters under ``source``, as a payload in
-    wire dtype."""
+    """Compute the gradient of batch number ``batch`` at the parameters under ``source``, as a
+    payload in wire dtype."""
 
     result = StepFinished
 
     step: int
     source: Read
     out: Made
+    batch: int
 
 
 class AverageGradients(Work, frozen=True):

@@ -66,7 +66,8 @@ class Replica(OwnMachine):
     Attributes:
         job: the resolved job.
         work: its work numbers.
-        step: the last finished step, which is the number of batches before its place in its data.
+        step: the last finished step.
+        drawn: its place in its data, in batches.
         computing: the gradient that is being computed; None if there is none.
         next: the parameters for the next gradient; None if there are none.
         stopping: why it stops; None if it does not.
@@ -80,6 +81,7 @@ class Replica(OwnMachine):
     job: Job
     work: WorkNumbers = field(default_factory=WorkNumbers)
     step: int = 0
+    drawn: int = 0
     computing: Computing | None = None
     next: Computing | None = None
     stopping: str | None = None
@@ -154,9 +156,10 @@ class Replica(OwnMachine):
             self.spent += TimeSpent(parameters=at - self.idle_at)
             self.idle_at = None
         # No batch is drawn twice: not for a version that is asked for again, nor after a return.
-        step = max(self.step, self.computing.version) + 1
+        self.drawn = max(self.drawn, self.computing.version) + 1
+        step, source = self.step + 1, self.computing.handle
         out = f"out/{step}"
-        return [Keep(out), Differentiate(self.work.next(), step, self.computing.handle, out)]
+        return [Keep(out), Differentiate(self.work.next(), step, source, out, self.drawn)]
 
     def _finished(self, at: float, event: StepFinished) -> list[Effect]:
         computing, self.computing = self.computing, None
@@ -164,7 +167,7 @@ class Replica(OwnMachine):
         self.step = event.step
         effects: list[Effect] = [Drop(computing.handle)]
         out = f"out/{event.step}"
-        if self.last is None and not math.isfinite(event.loss):
+        if event.step == 1 and not math.isfinite(event.loss):
             reason = f"task {self.job.job.task}: loss is {event.loss} at the first step"
             return [*effects, Drop(out), *self._finish("bad-input", reason)]
         took_s = at - computing.since
@@ -185,9 +188,8 @@ class Replica(OwnMachine):
 
     def _take_account(self, event: StepFinished, took_s: float) -> None:
         apart = event.data_s, event.compiling_s
-        first = self.last is None
-        self.spent += of_step(1 if first else event.step, took_s, *apart, self.step_s.value)
-        if not first:  # The first step includes compilation.
+        self.spent += of_step(event.step, took_s, *apart, self.step_s.value)
+        if event.step > 1:  # The first step includes compilation.
             self.step_s.add(took_s)
         self.trained += event.tokens
         self.last = LastStep(event.loss, event.metrics)
@@ -200,7 +202,7 @@ class Replica(OwnMachine):
             versions=(self.step,),
             steps=(0,),
             tokens=(0,),
-            batches=self.step,
+            batches=self.drawn,
             last=self.last,
             trained=self.trained,
             spent=self.spent,

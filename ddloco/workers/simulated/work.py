@@ -304,7 +304,7 @@ class SimulatedWork(Doer):
             gradient = source.array - target(self._name, len(source.array))
             loss = float(np.mean(gradient * gradient))
         contents[work.out] = Content((0, source.what[1], 1, work.step), gradient)
-        return StepFinished(work.work, work.step, loss, TOKENS, work.step.to_bytes(16, "little"))
+        return StepFinished(work.work, work.step, loss, TOKENS, work.batch.to_bytes(16, "little"))
 
     @does(AverageGradients)
     def _average(self, work: AverageGradients, contents: Contents) -> FragmentMerged:
