@@ -22,11 +22,14 @@ def result(job):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_it_trains_and_replays(job, tools, method):
-    """The order of arrivals decides nothing, so a second run has the same model; a snapshot
-    replays, too."""
+    """The order of arrivals decides nothing, so a run as processes, one of which is slower, has
+    the same model; a snapshot replays, too."""
     losses = []
-    for _ in range(2):
-        ran = job.run(*flags(method, "snapshot.every_steps=20"), "--overwrite")
+    overlap = ["sync.overlap=3"] if method == "streaming-diloco" else []
+    for more in (["task.step_s=0.01"], ["learner.learner-1.factor=3.0"]):
+        own = flags(method, "snapshot.every_steps=20", *overlap, *more)
+        form = ["--processes"] if losses else []
+        ran = job.run(*own, *form, "--overwrite")
         assert ran.returncode == 0, ran.stderr
         losses.append(result(job)["held_out_loss"])
     assert losses[0] == losses[1] < 1.0

@@ -1,10 +1,11 @@
 """How a learner keeps step with the schedule, with ``sync.blocking``. Part of the learner machine.
 
 As DiLoCo (arXiv 2311.08105) and Streaming DiLoCo (arXiv 2501.18512) are published, a learner
-contributes a fragment as it is at exactly the global step at which it is due, and waits if the
-answer is not there ``overlap`` steps later. So a learner has a position, which is the global step
-that its parameters have come to. It copies all parameters to the host at each position at which a
-fragment is due, and keeps the copy until the version of that global step is installed.
+contributes a fragment as it is at exactly the global step at which it is due, and installs the
+answer exactly ``overlap`` steps later, for which it waits. So a learner has a position, which is
+the global step that its parameters have come to. It copies all parameters to the host at each
+position at which a fragment is due, and keeps the copy until the version of that global step is
+installed.
 """
 
 from collections.abc import Sequence
@@ -67,6 +68,12 @@ class Lockstep(Struct, forbid_unknown_fields=True):
     def after(self, versions: Sequence[int]) -> int:
         """Return the position once these versions are installed."""
         return max(self.position, *versions)
+
+    def installs(self, version: int, overlap: int) -> bool:
+        """Whether a version that has arrived is installed before the next step, and not later: when
+        it arrives decides nothing. Who is behind it, or has not begun, takes it at once."""
+        begun = self.position >= 0 and self.began is not None
+        return not (begun and version <= self.position < version + overlap)
 
     def begin_step(self, versions: Sequence[int]) -> None:
         """Take the position once these versions are installed, from which a step begins."""

@@ -470,8 +470,7 @@ class Learner(OwnMachine):
         """Start the next step with every newer fragment received so far, or stop if asked to."""
         if self.stopping is not None:
             return self._leave()
-        overwrites, carries = self._carrying([each for _, each in sorted(self.incoming.items())])
-        self.incoming.clear()
+        overwrites, carries = self._carrying(self._due_now())
         if self.step == 0 and self.joined_at is not None:
             self.spent = TimeSpent(parameters=at - self.joined_at)
         lent = self.lending.between_steps(self.step, tuple(self.versions), self.work)
@@ -492,6 +491,18 @@ class Learner(OwnMachine):
         t = max((*self.versions, *(each.version for each in overwrites))) if self.tells else 0
         run = RunStep(work, step, overwrites, out, skip, cursor, t, to_copy, data)
         return [*lent, *kept, run, *self._answer_waiting()]
+
+    def _due_now(self) -> list[Overwrite]:
+        """Take the versions that are installed before the next step."""
+        lockstep, overlap = self.lockstep, self.job.sync.overlap
+        due = [
+            each
+            for _, each in sorted(self.incoming.items())
+            if lockstep is None or lockstep.installs(each.version, overlap)
+        ]
+        for each in due:
+            del self.incoming[each.fragment]
+        return due
 
     def _carrying(
         self, overwrites: list[Overwrite]

@@ -239,7 +239,7 @@ class Learning(InvariantCheck[Stage, Role]):
 
     With ``sync.blocking`` learners wait, and in place of the first two it holds that none runs
     ahead (in-step): when a step begins, each fragment that was due ``sync.overlap`` steps ago, and
-    since the learner began, has the version of that global step.
+    since the learner began, has the version of that global step; and none is installed earlier.
     """
 
     invariants = (
@@ -320,16 +320,21 @@ class Learning(InvariantCheck[Stage, Role]):
             self._in_step(stage, name, trained)
 
     def _in_step(self, stage: Stage, name: str, trained: Trained) -> None:
-        held = list(trained.held)
+        held, overlap = list(trained.held), stage.job.sync.overlap
         for each in trained.coming:
             held[each.fragment] = each.version
+            early = each.version <= trained.position < each.version + overlap
+            early = early and trained.began is not None
+            early = early and (name, each.fragment, each.version) not in self._instead
+            said = f"{name} installs version {each.version} at {trained.position}"
+            self.hold(not early, "in-step", said)
         position, plan = max(trained.position, *held), stage.plan
         trained.position = position + 1
         trained.began = began = position if trained.began is None else trained.began
         if position >= stage.job.job.last_step:
             return
         for p, offset in enumerate(plan.offsets):
-            late = position - stage.job.sync.overlap
+            late = position - overlap
             due = late - (late - offset) % plan.interval
             said = f"{name} begins a step at {position} with version {held[p]} of fragment {p}"
             self.hold(held[p] >= due or due <= began, "in-step", said)

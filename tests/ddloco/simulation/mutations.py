@@ -578,6 +578,11 @@ def a_learner_does_not_wait_for_a_version(patch):
     always(patch, Lockstep, "must_wait", value=False)
 
 
+@bug("in-step", 176, 213, 361)
+def a_learner_installs_a_version_when_it_comes(patch):
+    always(patch, Lockstep, "installs", value=True)
+
+
 @bug("quorum-or-grace", 29, 28, 66)
 def a_round_begins_before_its_learners_have_come_to_it(patch):
     patch.setattr(rounds, "not_in_round", lambda *_: None)

@@ -49,6 +49,16 @@ def test_the_version_lets_it_go_on(blocking):
     assert Drop("host/3") in last
 
 
+def test_an_early_version_is_installed_when_the_overlap_is_over(blocking):
+    """Not before: when it arrived decides nothing. Nor later."""
+    harness = blocking(fragments=1, interval=6, overlap=2)
+    for _ in range(6):
+        harness.finish_step()
+    assert not of(RunStep, harness.say(GlobalFragment(0, 6)))
+    installed = [of(RunStep, harness.finish_step())[0].overwrites for _ in range(3)]
+    assert [[], [6], []] == [[each.version for each in run] for run in installed]
+
+
 def test_it_says_again_where_it_is_while_it_waits(blocking):
     """Otherwise it would not notice that its link is dead."""
     harness = blocking(fragments=1, interval=1, overlap=0)
