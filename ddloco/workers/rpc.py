@@ -226,7 +226,7 @@ class Copied(WorkerMessage, frozen=True):
 
 
 class Differentiate(WorkerMessage, frozen=True):
-    """Take the parameters in ``source``, write the gradient of batch number ``batch`` to ``out``."""
+    """Take the parameters in ``source``, write the gradient of batch number ``batch``."""
 
     source: Span
     out: Span
