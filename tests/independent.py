@@ -242,7 +242,7 @@ class Model:
             mine["moments"],
             mine["stream"].next(),
             mine["count"],
-            inner.lr,
+            inner.lr * min(mine["count"] / max(inner.warmup, 1), 1.0),
             inner.clip,
         )
         mine |= {"params": dict(params), "moments": moments, "step": number}

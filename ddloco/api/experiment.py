@@ -217,8 +217,8 @@ def run_cell(experiment: Experiment, cell: Cell) -> Result:
     (folder / "job.toml").write_text(tomli_w.dumps(job))
     run, schedule = folder / "run", folder / "schedule"
     train = ["run", str(folder / "job.toml"), "--dir", str(run), "--overwrite"]
-    method, values = job["job"].get("method"), {}
-    if method == "lone" or experiment.table.time == "real":
+    values: dict[str, float] = {}
+    if experiment.table.time == "real":
         _ddloco(cell, *train)
     else:
         acted = {key: plain[key] for key in (*ACTED, *ENVIRONMENT) if key in plain}
@@ -230,7 +230,7 @@ def run_cell(experiment: Experiment, cell: Cell) -> Result:
         simulate = ["simulate", str(folder / "scenario.toml"), "--dir", str(schedule), "--json"]
         values = json.loads(_ddloco(cell, *simulate))["cases"][0]["values"]
         _ddloco(cell, *train, "--schedule", str(schedule))
-    result = _result_of(cell, run, values, method != "lone", time.monotonic() - begun)
+    result = _result_of(cell, run, values, time.monotonic() - begun)
     result = replace(result, settings=settings_digest(experiment, cell))
     (folder / RESULT_FILE).write_bytes(msgspec.json.encode(result))
     return result
@@ -275,30 +275,20 @@ def _log(run: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, lines)
 
 
-def _result_of(
-    cell: Cell, run: Path, values: dict[str, float], synced: bool, took_s: float
-) -> Result:
+def _result_of(cell: Cell, run: Path, values: dict[str, float], took_s: float) -> Result:
     """The result of a cell, from the log and the tapes of its run."""
-    found: dict[str, Any] = {}
-    newest: dict[str, int] = {}
-    merges = 0
-    for line in _log(run):
-        merges += line["event"] == "merge"
-        if line["event"] == "step":  # Of a lone learner not every one is in the log.
-            newest[line["ref"].partition(":")[0]] = line["step"]
-        elif line["event"] == "result":
-            found = line
-    links = report_data(open_job(run)).runs[0].links if synced else []
-    goodput = found.get("goodput")
+    lines = list(_log(run))
+    found = next((line for line in lines if line["event"] == "result"), {})
+    links = report_data(open_job(run)).runs[0].links
     return Result(
         case=cell.case,
         seed=cell.seed,
         loss=found.get("held_out_loss"),
-        steps=found.get("inner_steps") or sum(newest.values()),
-        merges=merges,
-        goodput=values["chip goodput"] / 100 if values else goodput,
+        steps=found.get("inner_steps", 0),
+        merges=sum(line["event"] == "merge" for line in lines),
+        goodput=values["chip goodput"] / 100 if values else found.get("goodput"),
         up=sum(each.up_bytes for each in links),
         down=sum(each.down_bytes for each in links),
-        seconds=3600 * values["hours"] if "hours" in values else found.get("at", 0.0),
+        seconds=3600 * values["hours"] if values else found.get("at", 0.0),
         took_s=round(took_s, 1),
     )

@@ -300,8 +300,6 @@ class Job:
                 raise ConfigError(f"{name}={value!r}: want True or False")
         if isinstance(track, str):
             raise ConfigError(f"track={track!r}: want a list, such as [{track!r}]")
-        if self.config.job.method == "lone":
-            raise ConfigError("job.method: a lone learner has no handle; use `ddloco run`")
         folder = folder_for(self.config, Path(dir) if dir is not None else None, self._module)
         terms = LaunchTerms(processes, snapshot, overwrite, self._module, trust)
         cluster, sinks = open_tracked(self.config, folder, terms, track)

@@ -104,8 +104,6 @@ def check_faults(job: Job, terms: LaunchTerms) -> None:
     """
     if not (job.chaos.fault or job.chaos.storm):
         return
-    if job.job.method == "lone":
-        raise ConfigError(f"{terms.asked}: applies to processes, and a lone learner has none")
     if not terms.processes:
         raise ConfigError(f"{terms.asked}: applies to processes; add --processes")
     try:

@@ -1,7 +1,6 @@
 """``ddloco run`` from a loaded job to its end, and the exit codes that it ends with."""
 
 import argparse
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,6 @@ from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.signals import stop_on_signal
 from ddloco.workers.executor import MODEL_FILE, WorkerRequestError
-from ddloco.workers.lone_baseline import run_baseline
 from ddloco.workers.process import WorkerDiedError
 from ddloco.workers.task import TaskError
 from replay import TapeError
@@ -45,7 +43,7 @@ def run_loaded(given: argparse.Namespace, job: Job) -> int:
         folder = folder_for(job, given.folder, module)
         if given.schedule is not None:
             return _drive(given, job, folder)
-        _check_options(given, job)
+        _check_options(given)
         terms = LaunchTerms(
             processes=given.processes,
             snapshot=given.snapshot,
@@ -59,19 +57,15 @@ def run_loaded(given: argparse.Namespace, job: Job) -> int:
         cluster, sinks = open_tracked(job, folder, terms, given.track)
     except (ConfigError, TaskError, SnapshotError, StorageError) as error:
         return complain(error)
-    if job.job.method == "lone":
-        return _run_baseline(given, job, folder)
     return _run_job(given, cluster, sinks)
 
 
-def _check_options(given: argparse.Namespace, job: Job) -> None:
+def _check_options(given: argparse.Namespace) -> None:
     if given.without or given.since is not None:
         option = "--without" if given.without else "--since"
         raise ConfigError(f"{option}: changes the merges of a recorded run; add --schedule RUN")
     if given.chaos is not None and not given.processes:
         raise ConfigError(f"--chaos {given.chaos}: applies to processes; add --processes")
-    if given.track and job.job.method == "lone":
-        raise ConfigError("--track: a lone learner has no merges to be tracked by")
 
 
 def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
@@ -175,16 +169,3 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
     if result["merges"]:
         say(f"ask about a merge with: ddloco why {folder} merge {result['t']}")
     return HELD
-
-
-def _run_baseline(given: argparse.Namespace, job: Job, folder: Path) -> int:
-    console = SafeConsole()
-    try:
-        loss = trio.run(run_baseline, job, folder, console)
-    except WorkerRequestError as error:
-        return complain(with_source(given, str(error)))
-    except WorkerDiedError as error:
-        return complain(error, FOUND)
-    scored = f"{loss:.4f}" if loss is not None else "unknown"
-    console.print(f"{job.job.method}: held-out loss {scored} after {job.job.steps} steps")
-    return HELD if loss is None or math.isfinite(loss) else FOUND

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from ddloco.job.protocol.compression import Format, Rounding
 from ddloco.job.protocol.fragment_plan import (
@@ -292,6 +293,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """The settings that ``outer.preset`` stands for."""
 
+LONE = "lone"
 ROUND_OF_ALL = {"blocking": True, "fragments": 1, "overlap": 0}
 FIXED: dict[str, dict[str, Any]] = {
     "diloco": ROUND_OF_ALL,
@@ -647,7 +649,7 @@ class Job(Section, frozen=True):
         as they were. A method that sets keys would set what is left out, so it leaves out nothing.
         """
         plain = _without_none(msgspec.to_builtins(self))
-        if self.job.method in USUAL:
+        if self.job.method in {*USUAL, LONE}:
             return plain
         if self.compress == Compress():
             del plain["compress"]
@@ -776,6 +778,7 @@ def job_from(plain: Any, source: str) -> Job:
     _launch_from(plain, source)
     resolved = _with_usual_outer(_with_method(_job_only(plain)))
     job = convert(resolved, Job, source, sort_keys=True)
+    job = _of_one(job) if job.job.method == LONE else job
     problem = _contradiction(job)
     if problem:
         raise ConfigError(f"{source}: {problem}")
@@ -801,6 +804,25 @@ def _with_method(plain: Any) -> Any:
         tables["sync"]["quorum"] = clients_of(learners, share)
     tables["sync"] |= FIXED[method]
     return {**plain, **tables}
+
+
+def _of_one(job: Job) -> Job:
+    """A job of one learner on all of the data, without what is between several.
+
+    Merging replaces the global parameters by the learner's, and it waits for that.
+    """
+    alone = replace(job.job, learners=1, syncers=1, shards=None)
+    sync = replace(job.sync, quorum=1, **ROUND_OF_ALL, final_merges=True, late="overwrite")
+    outer = replace(Outer(), optimizer="sgd", lr=1.0, merge="average", weight="tokens")
+    return replace(
+        job,
+        job=alone,
+        sync=replace(sync, **EXACT, clients=1.0),
+        outer=outer,
+        compress=Compress(),
+        learner={},
+        chaos=Faults(),
+    )
 
 
 def clients_of(learners: int, share: float) -> int:
@@ -881,9 +903,6 @@ def _contradiction(job: Job) -> str | None:
         )
     if job.job.syncers > 1 and job.job.method != "decoupled-diloco":
         return f"job.syncers: a {job.job.method} job has one syncer"
-    if job.snapshot.wanted and job.job.method == "lone":
-        key = "every_s" if job.snapshot.every_s else "every_steps"
-        return f"snapshot.{key}: {job.job.method} jobs take no snapshots"
     if job.compress.differences and job.job.method in DATA_PARALLEL:
         return f"compress: {job.job.method} jobs send whole gradients; want no [compress]"
     if job.compress.feedback and job.compress.up == "float32":

@@ -242,13 +242,6 @@ class Update(WorkerMessage, frozen=True):
     t: int
 
 
-class TrainTogether(WorkerMessage, frozen=True):
-    """Run ``steps`` updates, each with the mean of the gradients of these shards' next batches."""
-
-    shards: tuple[int, ...]
-    steps: int
-
-
 class Score(WorkerMessage, frozen=True):
     """Compute the held-out loss of the parameters in ``source``; None means the trained ones."""
 
@@ -315,7 +308,6 @@ Request = (
     | Train
     | Differentiate
     | Update
-    | TrainTogether
     | Score
     | MeasureDevices
     | Dismiss

@@ -156,8 +156,6 @@ class Trainer:
                 return self._differentiate(request)
             case rpc.Update():
                 return self._update_with(request)
-            case rpc.TrainTogether(shards, steps):
-                return self._train_together(shards, steps)
             case rpc.Score(source):
                 if source is not None:
                     self._begin_state()
@@ -627,28 +625,6 @@ class Trainer:
             raise CorruptionError(f"silent corruption: step {step} had two results, in {said}")
         return said
 
-    def _train_together(self, shards: tuple[int, ...], steps: int) -> rpc.Trained:
-        """Data-parallel training in one process: the baseline, on the learners' own batches."""
-        if self._opt_state is None:
-            self._initialise()
-            self._opt_state = self._optimizer.init(self._params)
-            self._together = [self._stream(shard=shard) for shard in shards]
-            self._steps = 0
-            self._mean_update = jax.jit(self._mean_step, donate_argnums=(0, 1, 2))
-        loss, tokens, digest = 0.0, 0, b""
-        for _ in range(steps):
-            batches = [stream.next() for stream in self._together]
-            self._steps += 1
-            numbers = [self._loss.number(shard, self._steps) for shard in shards]
-            digest = batch_digest(batches)
-            tokens += sum(self._tokens(batch) for batch in batches)
-            self._params, self._opt_state, self._state, mean = self._mean_update(
-                *(self._params, self._opt_state, self._state),
-                Given(batches, numbers, np.int32(self._steps - 1), self._frozen),
-            )
-            loss = float(mean)
-        return rpc.Trained(loss, tokens, digest)
-
     def _score(self) -> rpc.Scored:
         found = evaluated(
             *(self._name, self._task, self._params, self._state), lambda: self._frozen
@@ -671,18 +647,6 @@ class Trainer:
             - needs.alias_size_in_bytes,
             told.get("bytes_limit"),
         )
-
-    def _mean_step(
-        self, params: Any, opt_state: Any, state: Any, given: "Given"
-    ) -> tuple[Any, ...]:
-        batches, numbers, t, frozen = given
-        both: list[Any] = []
-        step = value_and_gradient(self._loss)
-        for batch, number in zip(batches, numbers, strict=True):
-            (value, (state, _)), gradient = step(params, state, batch, number, frozen)
-            both.append((value, gradient))
-        loss, gradient = jax.tree.map(lambda *each: sum(each) / len(each), *both)
-        return *self._take_step(params, opt_state, gradient, t, value=loss), state, loss
 
     # Conversion between the pytree and the plan's flat layout.
 

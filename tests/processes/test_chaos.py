@@ -117,11 +117,6 @@ def test_the_last_learner_of_all_ends_the_job(job):
             ("--processes",),
             "{chaos}: storm[0]: cut of learner-3: no such actor",
         ),
-        (
-            "[[fault]]\nwhat = 'cut'\nwho = 'learner-0'",
-            ("--processes", "--set=job.method=lone"),
-            "--chaos {chaos}: applies to processes, and a lone learner has none",
-        ),
     ],
 )
 def test_what_is_refused(job, text, more, said):

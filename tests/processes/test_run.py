@@ -4,11 +4,17 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import jax
+import numpy as np
+import optax
 import pytest
 
 from ddloco.job.config import load_job
+from ddloco.workers.inner_optimizer import inner_optimizer
 from snapshot import load_tensors
 from tests.hosts.cluster import free_port
+from tests.independent import flat
+from tests.tasks import Regression
 
 UNTIL_STOPPED = ("--set=job.steps=100000", "--set=task.step_s=0.05")
 """However busy the machine, it is not over when the test acts; few steps to replay."""
@@ -226,13 +232,34 @@ def test_a_different_job_is_refused_at_the_handshake(job, tools):
     assert syncer.wait(60) == 75
 
 
-def test_a_lone_learner_runs_in_the_same_program(job):
-    """A lone learner is a setting of the job file; it leaves no tape."""
-    ran = job.run("--set=job.method=lone", "--set=job.steps=12")
+def plain_loop(job, steps):
+    """The parameters after so many steps of optax on all of the data."""
+    task, seed = Regression(), job.job.seed
+    params, stream = task.init(jax.random.key(seed)), task.batches(shard=0, shards=1, seed=seed)
+    optimizer = inner_optimizer(job.inner)
+    state = optimizer.init(params)
+    for _ in range(steps):
+        gradient = jax.grad(task.loss)(params, stream.next())
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def test_a_lone_learner_is_a_job_like_any_other(job, tools):
+    """It trains as a plain loop does, on all of the data; what is between several is left out."""
+    alone = ("--set=job.method=lone", "--set=job.steps=30", "--set=sync.quorum=2")
+    between = ("--set=compress.up=int4", "--set=learner.learner-1.factor=2.0", "--set=job.shards=2")
+    ran = job.run(*alone, *between, "--set=snapshot.every_steps=12")
 
     assert ran.returncode == 0, ran.stderr
-    assert "lone: held-out loss" in ran.stdout
-    assert job.log()[-1]["held_out_loss"] < 1.0
+    told = {line["event"]: line for line in job.log()}
+    assert told["result"]["inner_steps"] == 30
+    merged = load_tensors(job.run_folder / "model" / "model.safetensors")
+    theta = flat(plain_loop(load_job(job.run_folder / "job.toml"), 30))
+    for name, leaf in merged.items():
+        np.testing.assert_allclose(theta[name], leaf, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert told["snapshot taken"]["parts"] == ["learner-0.1", "syncer.1"]
+    assert tools.replay(job.run_folder).returncode == 0
 
 
 def test_a_job_that_merges_by_the_median_learns_and_replays(job, tools):

@@ -43,7 +43,8 @@ class Lockstep(Struct, forbid_unknown_fields=True):
     waits_since: float | None = None
 
     def must_wait(self, job: Job, plan: FragmentPlan, name: str, newest: Sequence[int]) -> bool:
-        """Whether no step may begin: a version is missing, or others train in this round.
+        """Whether no step may begin: a version is missing, others train in this round, or the last
+        global step is reached.
 
         Args:
             job: the resolved job.
@@ -53,7 +54,7 @@ class Lockstep(Struct, forbid_unknown_fields=True):
         """
         position = self.after(newest)
         if position >= job.job.last_step:
-            return False
+            return True  # The job has as many steps as it says.
         began = position if self.began is None else self.began
         for p, offset in enumerate(plan.offsets):
             since_due = (position - job.sync.overlap - offset) % plan.interval

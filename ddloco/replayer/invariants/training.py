@@ -331,8 +331,8 @@ class Learning(InvariantCheck[Stage, Role]):
         position, plan = max(trained.position, *held), stage.plan
         trained.position = position + 1
         trained.began = began = position if trained.began is None else trained.began
-        if position >= stage.job.job.last_step:
-            return
+        said = f"{name} begins a step at {position}, after the last one"
+        self.hold(position < stage.job.job.last_step, "in-step", said)
         for p, offset in enumerate(plan.offsets):
             late = position - overlap
             due = late - (late - offset) % plan.interval

@@ -179,7 +179,6 @@ def test_wrong_settings_are_named(more, kind, said):
     ("more", "kind", "said"),
     [
         ({"task": "none:task"}, ddloco.TaskError, "there is no module none"),
-        ({"settings": {"job.method": "lone"}}, ddloco.ConfigError, "ddloco run"),
         ({"settings": {"chaos.fault": [CRASH]}}, ddloco.ConfigError, "applies to processes"),
     ],
 )

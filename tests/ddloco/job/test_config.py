@@ -136,14 +136,6 @@ def test_only_the_task_has_to_be_said(path):
         ("tokens = 9\nmethod = 'data-parallel'", "job.tokens: a data-parallel job ends by"),
         ("tokens = 9\n[inner]\nschedule = 'linear'", "inner.schedule: follows job.steps"),
         ("tokens = 0", "job.tokens"),
-        (
-            "method = 'lone'\n[snapshot]\nevery_s = 1.0",
-            "snapshot.every_s: lone jobs take no snapshots",
-        ),
-        (
-            "method = 'lone'\n[snapshot]\nevery_steps = 9",
-            "snapshot.every_steps: lone jobs take no snapshots",
-        ),
         ("name = ''", "job.name: "),
         ("name = 'a b'", "job.name: want letters, digits,"),
         ("name = 'a/b'", 'job.name: want letters, digits, "-", "_" and ".", not beginning with'),
@@ -246,7 +238,7 @@ def test_overrides_replace_and_add_fields(path):
         [
             "job.steps=9",
             "sync.quorum = 2",
-            "job.method=lone",
+            "job.method=data-parallel",
             'job.name="quoted"',
             "outer.average=['a', 'b']",
             "task.width=16",
@@ -256,7 +248,7 @@ def test_overrides_replace_and_add_fields(path):
         ],
     )
 
-    assert (job.job.steps, job.sync.quorum, job.job.method) == (11, 2, "lone")
+    assert (job.job.steps, job.sync.quorum, job.job.method) == (11, 2, "data-parallel")
     assert (job.job.name, job.outer.average, job.task) == ("quoted", ("a", "b"), {"width": 16})
     assert job.learner_table("learner-1").factor == 1.5
     assert job.worker.env == {"XLA_FLAGS": "--a=b"}
@@ -384,7 +376,7 @@ def changed(value):
 
 
 CHOICES = {
-    "decoupled-diloco": "lone",
+    "decoupled-diloco": "data-parallel",
     "layer": "tensor",
     "sgd": "adam",
     "average": "rda",

@@ -11,7 +11,7 @@ from ddloco.workers import rpc
 from ddloco.workers.process import WorkerDiedError, WorkerProcess
 from ddloco.workers.rpc import LENGTH_BYTES, framed
 
-REQUESTS = [rpc.TrainTogether((0,), steps) for steps in (1, 2, 3)]
+REQUESTS = [rpc.Touch(rpc.Span(0, size)) for size in (1, 2, 3)]
 
 
 async def ended():
@@ -77,7 +77,7 @@ async def test_a_full_socket_delays_a_request_and_keeps_their_order(pair, togeth
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, work)
         assert [rpc.Laid(4), rpc.Laid(5), rpc.Laid(6)] == [await each for each in coming]
-    assert ["TrainTogether", "Prepare", "TrainTogether"] == [type(each).__name__ for each in seen]
+    assert ["Touch", "Prepare", "Touch"] == [type(each).__name__ for each in seen]
 
 
 async def test_a_worker_that_ends_fails_all_requests(pair):
