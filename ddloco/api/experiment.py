@@ -284,7 +284,7 @@ def _result_of(cell: Cell, run: Path, values: dict[str, float], took_s: float) -
         case=cell.case,
         seed=cell.seed,
         loss=found.get("held_out_loss"),
-        steps=found.get("inner_steps", 0),
+        steps=sum(line["event"] == "step" for line in lines),
         merges=sum(line["event"] == "merge" for line in lines),
         goodput=values["chip goodput"] / 100 if values else found.get("goodput"),
         up=sum(each.up_bytes for each in links),

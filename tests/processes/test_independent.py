@@ -75,6 +75,20 @@ def test_every_step_and_merge_is_that_of_an_independent_implementation(case, tmp
 
 
 @pytest.mark.slow
+def test_a_transformer_is_computed_again(tmp_path):
+    """The quickstart's job for three intervals: a warm-up, tensors that are averaged, a larger
+    model. Rounding grows with the steps, as it does between two orders of the same sums."""
+    more = '[task]\nmixed = true'
+    settings = '"job.task" = "examples.tiny_gpt:task", "job.steps" = 72, "sync.interval" = 24, '
+    settings += '"sync.fragments" = 12, "inner.warmup" = 50, "inner.lr" = 2e-3, "work.tensors" = 24'
+    result, run = along(tmp_path, settings, more)
+    again = Model(run)
+    ours, theirs = np.array([pair for each in again.losses.values() for pair in each]).T
+    assert result.steps == len(ours) > 200
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+
+
+@pytest.mark.slow
 def test_the_report_tells_the_correlation_of_merged_differences(tmp_path):
     """From lengths alone; the independent implementation has the differences themselves."""
     _, run = along(tmp_path, '"sync.band" = 1000.0, "outer.average" = []')
