@@ -78,7 +78,7 @@ def test_every_step_and_merge_is_that_of_an_independent_implementation(case, tmp
 def test_a_transformer_is_computed_again(tmp_path):
     """The quickstart's job for three intervals: a warm-up, tensors that are averaged, a larger
     model. Rounding grows with the steps, as it does between two orders of the same sums."""
-    more = '[task]\nmixed = true'
+    more = "[task]\nmixed = true"
     settings = '"job.task" = "examples.tiny_gpt:task", "job.steps" = 72, "sync.interval" = 24, '
     settings += '"sync.fragments" = 12, "inner.warmup" = 50, "inner.lr" = 2e-3, "work.tensors" = 24'
     result, run = along(tmp_path, settings, more)
