@@ -148,7 +148,7 @@ class Updated(WorkerMessage, frozen=True):
 
 class Own(Struct, frozen=True, array_like=True):
     """What a worker that resumes from its own state has besides it: the number of batches
-    ``drawn``, and the result of its ``last`` step, None before the first. In a job with
+    ``drawn``, and the result of its ``last`` step or update, None before the first. In a job with
     ``job.shards`` it has, per data shard, the number of batches used and the cursor after them; of
     the ``last`` step's, which is the first, that is the step's own."""
 

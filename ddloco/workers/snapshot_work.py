@@ -43,7 +43,7 @@ are stored as one tensor, ``STATE``. What all other handles stand for is a messa
 UNCOPIED = "its optimizer's state cannot be copied"
 
 LAST = "last"
-"""The result of the worker's last step."""
+"""The result of the worker's last step or, of a coordinator's, its last update."""
 
 Last = rpc.Trained | rpc.Updated | None
 
