@@ -427,6 +427,9 @@ class LearnerTable(Section, frozen=True):
         threads: in place of ``worker.threads``.
         batch: the size of its batches, for a task whose ``batches`` takes one; a contribution's
             weight follows from its tokens.
+        local_steps: the steps that it trains for in each round of "fedavg" or "diloco", of at most
+            ``sync.interval``: the local epochs of federated averaging, where learners have parts of
+            the data of different sizes. By default the whole interval.
         env: added to ``worker.env``.
         mesh: in place of ``worker.mesh``.
         processes: in place of ``worker.processes``.
@@ -435,6 +438,7 @@ class LearnerTable(Section, frozen=True):
     factor: Annotated[float, Meta(ge=1.0, le=LARGE)] = 1.0
     shard: Whole | None = None
     batch: Positive | None = None
+    local_steps: Positive | None = None
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     env: dict[str, str] = {}
     mesh: Axes | None = None
@@ -927,6 +931,12 @@ def _contradiction(job: Job) -> str | None:
             return f"learner.{name}: no such learner; this job has {names[0]} to {names[-1]}"
         if table.shard is not None and table.shard >= job.job.learners:
             return f"learner.{name}.shard: {table.shard} is not one of 0 to {job.job.learners - 1}"
+        local, interval = table.local_steps or 0, job.sync.interval
+        if local > interval:
+            return f"learner.{name}.local_steps: {local} steps in a round of {interval}"
+        method = job.job.method
+        if local and FIXED.get(method) is not ROUND_OF_ALL:
+            return f'learner.{name}.local_steps: of method = "fedavg" or "diloco", not {method}'
     return None
 
 

@@ -25,6 +25,19 @@ def clients(job: Job, t: int) -> tuple[str, ...]:
     return tuple(sorted(sorted(names, key=drawn)[: clients_of(len(names), share)]))
 
 
+def after_step(job: Job, name: str, position: int) -> int:
+    """Return the global step to which a learner has come by a step that begins at ``position``.
+
+    A learner whose ``local_steps`` are fewer than the interval has come to the end of the round
+    with the last of them.
+    """
+    local, interval = job.learner_table(name).local_steps, job.sync.interval
+    begun = position - position % interval
+    if local is None or position + 1 < begun + local:
+        return position + 1
+    return min(begun + interval, job.job.last_step)
+
+
 def not_in_round(job: Job, t: int, name: str, position: int) -> str | None:
     """Return in words why a learner at a position is not in the round of global step ``t``, or None
     where it is."""

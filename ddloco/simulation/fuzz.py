@@ -162,6 +162,12 @@ def _other_rules(seed: int, plain: dict[str, Any]) -> None:
         plain["job"] |= {"method": method, "syncers": 1}
         if method == "fedavg":
             sync["clients"] = more.choice([0.3, 0.7, 1.0])
+        if method != "streaming-diloco":
+            local = random.Random(f"local steps {seed}")
+            most, count = sync["interval"], local.randint(0, plain["job"]["learners"])
+            plain["learner"] = {
+                f"learner-{n}": {"local_steps": local.randint(1, most)} for n in range(count)
+            }
     if kind == FINAL:
         sync["final_merges"] = True
     if kind in {FINAL, LATE}:

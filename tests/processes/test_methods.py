@@ -25,9 +25,12 @@ def test_it_trains_and_replays(job, tools, method):
     """The order of arrivals decides nothing, so a run as processes, one of which is slower, has
     the same model; a snapshot replays, too."""
     losses = []
-    overlap = ["sync.overlap=3"] if method == "streaming-diloco" else []
+    special = {
+        "streaming-diloco": ["sync.overlap=3"],
+        "fedavg": ["learner.learner-0.local_steps=4"],
+    }
     for more in (["task.step_s=0.01"], ["learner.learner-1.factor=3.0"]):
-        own = flags(method, "snapshot.every_steps=20", *overlap, *more)
+        own = flags(method, "snapshot.every_steps=20", *special.get(method, []), *more)
         form = ["--processes"] if losses else []
         ran = job.run(*own, *form, "--overwrite")
         assert ran.returncode == 0, ran.stderr

@@ -86,14 +86,16 @@ class Lockstep(Struct, forbid_unknown_fields=True):
         pulled, since the schedule is over."""
         return position >= job.job.last_step or plan.fragment_due(position) is not None
 
-    def finish(self, handle: str, step: int, tokens: int) -> list[str]:
-        """A step is finished: keep the copy of all parameters after it, if there is one; returns
-        the handle if it is of no use, because the learner has started over meanwhile."""
+    def finish(self, position: int, stand: Stand) -> list[str]:
+        """A step to a position is finished: keep the copy of all parameters after it, if any.
+
+        Returns its handle if it is of no use, because the learner has started over meanwhile.
+        """
         if self.position < 0:
-            return [handle] if handle else []
-        self.position += 1
-        if handle:
-            self.stands[self.position] = Stand(handle, step, tokens)
+            return [stand.handle] if stand.handle else []
+        self.position = position
+        if stand.handle:
+            self.stands[position] = stand
         return []
 
     def at(self, t: int, last: int) -> Stand | None:

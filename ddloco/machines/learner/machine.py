@@ -45,6 +45,7 @@ from ddloco.job.protocol.work import (
     StateInstalled,
     StepFinished,
 )
+from ddloco.machines.clients import after_step
 from ddloco.machines.learner.compression import LearnerCompression
 from ddloco.machines.learner.data_turns import DataTurns
 from ddloco.machines.learner.host_copies import HostCopies, host_copies
@@ -523,7 +524,8 @@ class Learner(OwnMachine):
         if lockstep is None or self.plan is None:
             return self.copies is None
         lockstep.begin_step([*self.versions, *(each.version for each in overwrites)])
-        return lockstep.copies(self.job, self.plan, lockstep.position + 1)
+        after = after_step(self.job, self.name, lockstep.position)
+        return lockstep.copies(self.job, self.plan, after)
 
     def _step_finished(self, at: float, event: StepFinished) -> list[Effect]:
         running, self.running = self.running, None
@@ -575,7 +577,8 @@ class Learner(OwnMachine):
             return [Drop(handle) for handle in self.copies.release()]
         lockstep, plan = self.lockstep, self.plan
         if lockstep is not None and plan is not None:
-            useless = lockstep.finish(out, self.step, self.tokens)
+            after = after_step(self.job, self.name, lockstep.position)
+            useless = lockstep.finish(after, Stand(out, self.step, self.tokens))
             return [Drop(h) for h in (*useless, *lockstep.release(self.versions, plan))]
         previous, self.host = self.host, out
         return [Drop(previous)] if previous else []

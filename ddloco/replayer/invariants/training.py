@@ -50,6 +50,7 @@ from ddloco.job.protocol.work import (
     StateInstalled,
     StepFinished,
 )
+from ddloco.machines.clients import after_step
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.replayer.invariants.base import Effects, InvariantCheck, Role, Stage
@@ -329,7 +330,7 @@ class Learning(InvariantCheck[Stage, Role]):
             said = f"{name} installs version {each.version} at {trained.position}"
             self.hold(not early, "in-step", said)
         position, plan = max(trained.position, *held), stage.plan
-        trained.position = position + 1
+        trained.position = after_step(stage.job, actor_of(name), position)
         trained.began = began = position if trained.began is None else trained.began
         said = f"{name} begins a step at {position}, after the last one"
         self.hold(position < stage.job.job.last_step, "in-step", said)

@@ -171,6 +171,11 @@ def test_only_the_task_has_to_be_said(path):
         ("[sync]\nfragments = 2\ninterval = 2\noverlap = 3", "sync.overlap: 3 steps"),
         ("[learner.learner-3]", "learner.learner-3: no such learner; this job has learner-0 to"),
         ("[learner.nobody]", "learner.nobody: no such learner"),
+        ("[learner.learner-0]\nlocal_steps = 4", "learner.learner-0.local_steps: of method = "),
+        (
+            'method = "fedavg"\n[learner.learner-0]\nlocal_steps = 25',
+            "learner.learner-0.local_steps: 25 steps in a round of 24",
+        ),
         ("[learner.learner-0]\nshard = 3", "learner.learner-0.shard: 3 is not one of 0 to 2"),
     ],
 )

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from ddloco.job.config import job_from
-from ddloco.machines.clients import clients, not_in_round
+from ddloco.machines.clients import after_step, clients, not_in_round
 
 
 def made(share, learners=10, seed=0):
@@ -43,3 +43,21 @@ def test_who_is_not_there_is_told_why():
     assert "not drawn" in not_in_round(job, 24, away, 24)
     assert "global step 20 of 24" in not_in_round(job, 24, there, 20)
     assert not_in_round(job, 24, there, 24) is None
+
+
+def test_local_steps_end_a_round_early():
+    """With the last of them a learner has come to the end of the round, or of the job."""
+    table = {"task": "none:none", "method": "fedavg", "steps": 22}
+    own = {"learner-0": {"local_steps": 3}, "learner-1": {"local_steps": 1}}
+    job = job_from({"job": table, "sync": {"interval": 8}, "learner": own}, "test")
+
+    def way(name):
+        position, seen = 0, []
+        while position < 22:
+            position = after_step(job, name, position)
+            seen.append(position)
+        return seen
+
+    assert [1, 2, 8, 9, 10, 16, 17, 18, 22] == way("learner-0")
+    assert [8, 16, 22] == way("learner-1")
+    assert list(range(1, 23)) == way("learner-2")

@@ -35,6 +35,24 @@ def test_it_waits_at_the_step_at_which_its_fragment_is_due(blocking):
     assert (3, 3) == (report.step, report.position)
 
 
+def test_it_waits_after_its_local_steps(leaves):
+    """What it contributes is of so many steps, and counts at the end of the round."""
+    tables = {
+        "job": {"task": "none:none", "method": "fedavg", "learners": 2, "steps": 12},
+        "sync": {"interval": 5},
+        "learner": {"learner-0": {"local_steps": 2}},
+    }
+    harness = Harness(job_from(tables, "test"), leaves)
+    harness.join()
+    harness.say(GlobalFragment(0, 0))
+    steps = [harness.finish_step() for _ in range(2)]
+    assert [1, 0] == [len(of(RunStep, each)) for each in steps]
+    (report,) = said(Progress, steps[1])
+    assert (2, 5) == (report.step, report.position)
+    (encode,) = of(EncodeFragment, harness.say(Pull(5, 0)))
+    assert "host/2" == encode.source
+
+
 def test_the_version_lets_it_go_on(blocking):
     """It is installed before the next step; the copy is no longer needed after it."""
     harness = blocking(fragments=1, interval=3, overlap=0)
