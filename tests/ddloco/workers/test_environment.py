@@ -4,6 +4,7 @@ import pytest
 
 from ddloco.job.config import Worker
 from ddloco.workers.environment import (
+    ALLOCATOR,
     ENTRY,
     HASH_SEED,
     RECORDED,
@@ -36,6 +37,16 @@ def test_strings_hash_alike_in_every_worker():
     chosen = worker_environment(base, Worker(env={HASH_SEED: "5"}))
     assert "5" == chosen[HASH_SEED]
     assert "5" == worker_environment(base, Worker(), fingerprinted(chosen))[HASH_SEED]
+
+
+def test_workers_ask_for_huge_pages():
+    """Unless somebody has set the allocator otherwise; a replay does, too, and no tape has it."""
+    env = worker_environment(BASE, Worker())
+    assert env[ALLOCATOR] == "glibc.malloc.hugetlb=1"
+    assert worker_environment(BASE, Worker(), fingerprinted(env))[ALLOCATOR] == env[ALLOCATOR]
+    assert worker_environment({**BASE, ALLOCATOR: "mine"}, Worker())[ALLOCATOR] == "mine"
+    assert worker_environment(BASE, Worker(env={ALLOCATOR: "own"}))[ALLOCATOR] == "own"
+    assert list(BASE) == list(env)[: len(BASE)], "a process finds the place of its title by them"
 
 
 def test_the_base_is_not_changed():
