@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -55,6 +56,19 @@ def along(tmp_path, settings, more=""):
     return run_cell(loaded, cell), cell.folder / "run"
 
 
+def transformer(folder, task, steps, more=""):
+    """A run of the quickstart's model."""
+    folder.mkdir(exist_ok=True)
+    settings = f'"job.task" = "{task}", "job.steps" = {steps}, "sync.interval" = 24, '
+    settings += '"sync.fragments" = 12, "inner.warmup" = 50, "inner.lr" = 2e-3, "work.tensors" = 24'
+    return along(folder, settings, f"[task]\nmixed = true\n{more}")
+
+
+def losses_of(again):
+    """The losses computed again, and those of the run."""
+    return np.array([pair for each in again.losses.values() for pair in each]).T
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_step_and_merge_is_that_of_an_independent_implementation(case, tmp_path):
@@ -62,9 +76,8 @@ def test_every_step_and_merge_is_that_of_an_independent_implementation(case, tmp
     losses and model are equal to rounding."""
     result, run = along(tmp_path, CASES[case])
     again = Model(run)
-    losses = [pair for each in again.losses.values() for pair in each]
-    assert result.steps == len(losses) > 100
-    ours, theirs = np.array(losses).T
+    ours, theirs = losses_of(again)
+    assert result.steps == len(ours) > 100
     # Where a difference lies between two levels, rounding decides on which it falls.
     rtol = 1e-3 if "int8" in case else 1e-5
     np.testing.assert_allclose(ours, theirs, rtol=rtol)
@@ -78,14 +91,27 @@ def test_every_step_and_merge_is_that_of_an_independent_implementation(case, tmp
 def test_a_transformer_is_computed_again(tmp_path):
     """The quickstart's job for three intervals: a warm-up, tensors that are averaged, a larger
     model. Rounding grows with the steps, as it does between two orders of the same sums."""
-    more = "[task]\nmixed = true"
-    settings = '"job.task" = "examples.tiny_gpt:task", "job.steps" = 72, "sync.interval" = 24, '
-    settings += '"sync.fragments" = 12, "inner.warmup" = 50, "inner.lr" = 2e-3, "work.tensors" = 24'
-    result, run = along(tmp_path, settings, more)
-    again = Model(run)
-    ours, theirs = np.array([pair for each in again.losses.values() for pair in each]).T
+    result, run = transformer(tmp_path, "examples.tiny_gpt:task", 72)
+    ours, theirs = losses_of(Model(run))
     assert result.steps == len(ours) > 200
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_what_differs_is_rounding(tmp_path):
+    """The same in float64: there both agree further than in float32, in which the product is no
+    further from the exact numbers than the independent implementation is."""
+    _, single = transformer(tmp_path, "examples.tiny_gpt:task", 48)
+    x64 = '[worker.env]\nJAX_ENABLE_X64 = "1"'
+    _, double = transformer(tmp_path / "double", "tests.tasks:doubled", 48, x64)
+    rounded, recorded = losses_of(Model(single))
+    with jax.enable_x64(True):
+        exact, _ = losses_of(Model(single, np.float64))
+        ours, theirs = losses_of(Model(double, np.float64))
+    off = np.abs(rounded - exact).mean()
+    assert 0 < np.abs(recorded - exact).mean() < 2 * off
+    # Merges of the product are in float32, and so are the losses that it tells.
+    assert np.abs(theirs - ours).mean() < off / 3
 
 
 @pytest.mark.slow
