@@ -7,6 +7,7 @@ has a second copy of the whole model.
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import jax
@@ -95,6 +96,11 @@ class OneDevice:
         """Copy an array from its devices into ``out``, a view of host memory."""
         for place, numbers in shards_of(array):
             out[place] = numbers
+
+    def all_finite(self, arrays: Sequence[Any]) -> bool:
+        """Whether all numbers of the arrays are finite; on the host, where nothing is compiled."""
+        shards = chain.from_iterable(map(shards_of, arrays))
+        return all(bool(np.isfinite(numbers).all()) for _, numbers in shards)
 
     def fingerprint(self) -> dict[str, str]:
         """What can change arithmetic: another division of a sum adds in another order."""
@@ -350,6 +356,10 @@ class OnGroup(OnMesh):
                 continue
             if self._group.rank.number == 0:
                 out[place] = numbers
+
+    def all_finite(self, arrays: Sequence[Any]) -> bool:
+        """On the devices, so that all ranks say the same."""
+        return all(bool(jnp.isfinite(each).all()) for each in arrays)
 
     def fingerprint(self) -> dict[str, str]:
         """The mesh, and among how many processes it is divided."""

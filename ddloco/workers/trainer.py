@@ -250,9 +250,7 @@ class Trainer:
         if own is not None:
             self._go_to(own)
         params, leaves = self._read_state(request.pieces)
-        numbers = (*params, *leaves)
-        sound = own is not None or all(bool(jnp.isfinite(leaf).all()) for leaf in numbers)
-        if not sound:
+        if own is None and not self._placement.all_finite([*params, *leaves]):
             return False
         count = self._moments_tree.num_leaves
         self._take_in(params, leaves[count:])
