@@ -177,14 +177,14 @@ class Board:
         """How far the job is."""
         done, whole, unit = self.stage()
         if self.job.job.tokens is None:
-            return f"{unit} {done}/{whole}"
+            return f"{unit} {done}/{whole}" + ", last merges" * (self.t > whole)
         return f"global step {self.t}  {done:,}/{whole:,} {unit}"
 
     def stage(self) -> tuple[int, int, str]:
         """How far the job is, when it is done, and in which unit."""
         job = self.job.job
         if job.tokens is None:
-            return self.t, job.steps, "global step"
+            return min(self.t, job.steps), job.steps, "global step"
         return self.numbers.merged_tokens or 0, job.tokens, "tokens merged"
 
     def line(self) -> str:

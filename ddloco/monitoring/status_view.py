@@ -48,7 +48,7 @@ def header(status: Status) -> str:
     said = [f"[bold]{escape(status.name or status.job)}[/bold] at {escape(status.address)}"]
     if status.t is not None:
         ends = f"/{status.steps}" if status.tokens is None else ""
-        said.append(f"global step {status.t}{ends}")
+        said.append(f"global step {min(status.t, status.steps or status.t)}{ends}")
     if status.tokens is not None:
         said.append(f"{status.merged_tokens or 0:,}/{status.tokens:,} tokens merged")
     if status.merges is not None:

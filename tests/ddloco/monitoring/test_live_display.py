@@ -55,6 +55,14 @@ def test_a_loss_that_is_no_number_is_passed_over():
     assert "global step" in board.line()
 
 
+def test_last_merges_are_not_steps():
+    """With ``sync.final_merges`` they count on, and the job does not."""
+    board = Board(JOB)
+    board.take(merge(104, 0))
+    assert "global step 100/100, last merges" in board.line()
+    assert (100, 100, "global step") == board.stage()
+
+
 def test_board_says_who_is_gone_and_what_went_wrong():
     """Losses and refusals are shown with their reason; unknown lines are passed over."""
     board = Board(JOB)
