@@ -77,7 +77,7 @@ class ExperimentTable(Section, frozen=True):
 
 class ExperimentCase(Section, frozen=True):
     """``[[case]]``: a row; ``set`` overrides keys, ``against`` is the case that it is compared with
-    in place of the baseline, ``paper`` is the paper's value."""
+    in place of the baseline (with its own name, none), ``paper`` is the paper's value."""
 
     name: str
     set: dict[str, Any] = {}

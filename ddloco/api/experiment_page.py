@@ -72,7 +72,9 @@ class Row:
     def cells(self, baseline: "Row", other: "Row | None") -> list[str]:
         """Its cells in the table, compared with the baseline or with ``other``."""
         goodput = self.mean("goodput", 100.0, 1)
-        gap = self.against(baseline) if other is None else f"{self.against(other)} to {other.name}"
+        gap = self.against(baseline if other is None else other)
+        if other is not None and other is not self:
+            gap += f" to {other.name}"
         return [
             self.name,
             self.loss,

@@ -107,6 +107,9 @@ def test_a_difference_below_the_noise_is_none():
     assert near.against(base) == "none (+2.4 % ± 7.8)"
     assert far.against(base) == "+47.6 % ± 7.8"
     assert base.against(base) == "-"
+    gaps = [far.cells(base, other)[2] for other in (None, far, near)]
+    assert ["+47.6 % ± 7.8", "-"] == gaps[:2]
+    assert gaps[2].endswith(" to near")
     assert "+50.0 %" == Row("one", [result("one", 3.0)]).against(Row("two", [result("two", 2.0)]))
     assert "-" == Row("none", [result("none", None)]).against(base)
 
