@@ -7,7 +7,7 @@ the two part.
 
 from replay.divergence import Divergence as Divergence
 from replay.player import Player as Player
-from replay.player import describe as describe
+from replay.player import event_line as event_line
 from replay.recorder import OnError as OnError
 from replay.recorder import Recorder as Recorder
 from replay.recorder import digest_effects as digest_effects
@@ -22,5 +22,5 @@ from replay.tape_files import files_of as files_of
 from replay.tape_files import open_tapes as open_tapes
 from replay.tape_files import whose as whose
 from replay.verify import Receipt as Receipt
-from replay.verify import Verdict as Verdict
+from replay.verify import TapeVerdict as TapeVerdict
 from replay.verify import verify as verify

@@ -136,12 +136,12 @@ class Player(Generic[E]):
             actual=str(actual),
             clock=dict(sorted(known.items(), key=lambda item: item[0].encode())),
             hint=hint,
-            event=describe(event),
-            context=tuple(f"{self.tape.incarnation}:{n} {describe(e)}" for n, e in self._context),
+            event=event_line(event),
+            context=tuple(f"{self.tape.incarnation}:{n} {event_line(e)}" for n, e in self._context),
         )
 
 
-def describe(event: Any) -> str:
+def event_line(event: Any) -> str:
     """An event on one line, with long values shortened."""
     text = repr(event)
     return text if len(text) <= 200 else f"{text[:197]}..."

@@ -226,7 +226,7 @@ def header_problem(header: Header) -> str | None:
     return None
 
 
-class Mark(NamedTuple):
+class TapeEntry(NamedTuple):
     """A place at which a tape can be entered: after event ``number``, at ``byte``, where the chain
     of checks stood at ``chain``."""
 
@@ -281,7 +281,7 @@ class Tape:
             raise TapeError(path, 16, problem)
         self.header = first
         self.events = self.header.after
-        self._marks = [Mark(self.events, 0, 0)]
+        self._marks = [TapeEntry(self.events, 0, 0)]
 
     @property
     def incarnation(self) -> str:
@@ -321,7 +321,7 @@ class Tape:
                     problem = f"event {record.n} where {previous + 1} was due"
                     raise TapeError(self.path, start, problem)
                 if previous >= self._marks[-1].number + MARK_EVENTS:
-                    self._marks.append(Mark(previous, start, chain))
+                    self._marks.append(TapeEntry(previous, start, chain))
                 previous = record.n
             elif record.n != previous:
                 problem = f"record of event {record.n} after event {previous}"
@@ -331,13 +331,13 @@ class Tape:
             if record.n > after:
                 yield record
 
-    def _mark_before(self, after: int) -> Mark:
+    def _mark_before(self, after: int) -> TapeEntry:
         if after >= self._marks[-1].number:
             return self._marks[-1]
         return self._marks[max(bisect(self._marks, after, key=attrgetter("number")) - 1, 0)]
 
     def _whole(
-        self, mark: Mark
+        self, mark: TapeEntry
     ) -> Iterator[tuple[int, int, Header | Event | Effects | Raised | Closed]]:
         """The records up to the end, or up to the damage of a tape that is salvaged."""
         try:
@@ -348,7 +348,7 @@ class Tape:
             self.truncated_at, self.damage = error.byte, f"byte {error.byte}: {error.problem}"
 
     def _records(
-        self, mark: Mark | None = None
+        self, mark: TapeEntry | None = None
     ) -> Iterator[tuple[int, int, Header | Event | Effects | Raised | Closed]]:
         """Each record with the byte at which it begins, and the chain of checks before it."""
         self.truncated_at = None

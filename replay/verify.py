@@ -41,7 +41,7 @@ class TapeMoment:
 
 
 @dataclass
-class Verdict:
+class TapeVerdict:
     """What was found on one tape."""
 
     incarnation: str
@@ -51,13 +51,13 @@ class Verdict:
     problems: list[str] = field(default_factory=list[str])
 
 
-def verify(tapes: Sequence[Tape], receipt_of: ReceiptOf) -> tuple[list[Verdict], list[str]]:
+def verify(tapes: Sequence[Tape], receipt_of: ReceiptOf) -> tuple[list[TapeVerdict], list[str]]:
     """Check every tape, then all of them together; verdicts, and problems between tapes.
 
     Raises:
         TapeError: a tape cannot be read.
     """
-    verdicts: list[Verdict] = []
+    verdicts: list[TapeVerdict] = []
     moments: dict[str, list[TapeMoment]] = {}
     for each in tapes:
         verdict, events = _verify_one(each, receipt_of)
@@ -71,9 +71,9 @@ def verify(tapes: Sequence[Tape], receipt_of: ReceiptOf) -> tuple[list[Verdict],
     return verdicts, []
 
 
-def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[Verdict, list[TapeMoment]]:
+def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[TapeVerdict, list[TapeMoment]]:
     me = each.incarnation
-    verdict = Verdict(me)
+    verdict = TapeVerdict(me)
     clock = VectorClock(each.header.clock)
     heard: dict[tuple[Any, ...], Receipt] = {}
     unheeded: dict[tuple[Any, ...], int] = {}

@@ -22,10 +22,10 @@ from snapshot.participant import Capture as Capture
 from snapshot.participant import Commit as Commit
 from snapshot.participant import Discard as Discard
 from snapshot.participant import Forget as Forget
-from snapshot.participant import Mark as Mark
 from snapshot.participant import Moment as Moment
 from snapshot.participant import Participant as Participant
 from snapshot.participant import RecordFlight as RecordFlight
+from snapshot.participant import SendMarkers as SendMarkers
 from snapshot.participant import Tell as Tell
 from snapshot.record import Part as Part
 from snapshot.record import problem_of as problem_of

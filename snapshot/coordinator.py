@@ -170,7 +170,7 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
         if all(heard.get(who, 0) <= part.clock.get(who, 0) for who, part in present.items()):
             return None
         # The clock that is too large may belong to a part that is left out: check the others.
-        return disagreement({who: part.clock for who, part in present.items()})
+        return cut_disagreement({who: part.clock for who, part in present.items()})
 
 
 def new_gathering(snapshot: str, initiator: str) -> SnapshotCoordinator:
@@ -194,7 +194,7 @@ def _problems(one: Part, other: Part) -> Iterator[str]:
         yield "the channel was opened between their cuts"
 
 
-def disagreement(clocks: Mapping[str, Mapping[str, int]]) -> str | None:
+def cut_disagreement(clocks: Mapping[str, Mapping[str, int]]) -> str | None:
     """Why the clocks of a cut are not those of a consistent cut; None if they are.
 
     For all i, j: VC_i[j] <= VC_j[j]; no participant knows of an event after another's cut.

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from clocks import ClockError
 from snapshot.blob_reader import Progress, blob_problem, read_manifest, read_piece
-from snapshot.coordinator import disagreement
+from snapshot.coordinator import cut_disagreement
 from snapshot.manifest import Entry, Manifest, encode_piece, file_of
 from snapshot.storage import Place, SnapshotError, StorageError, blob_name
 
@@ -93,7 +93,7 @@ def manifest_problem(manifest: Manifest) -> str | None:
     if not clocks:
         return "it has no parts"
     try:
-        return disagreement(clocks)
+        return cut_disagreement(clocks)
     except ClockError as error:
         return str(error)
 

@@ -66,7 +66,7 @@ class Capture(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class SendMarkers:
     """Send a marker on every lane to a peer, without recording anything."""
 
     snapshot: str
@@ -113,7 +113,7 @@ class Discard:
     reason: str
 
 
-Ask = Capture | Mark | RecordFlight[M] | Forget[M] | Tell | Commit | Discard
+Ask = Capture | SendMarkers | RecordFlight[M] | Forget[M] | Tell | Commit | Discard
 
 
 class Own(Struct, forbid_unknown_fields=True):
@@ -201,7 +201,7 @@ class Participant(Struct, Generic[M], forbid_unknown_fields=True):
         a marker in it.
         """
         self.parted.pop(peer, None)
-        return [Mark(snapshot, peer) for snapshot in self.own]
+        return [SendMarkers(snapshot, peer) for snapshot in self.own]
 
     def _busy(self) -> bool:
         return len(self.own.keys() | self.gatherings.keys()) >= UNDER_WAY_MAX
@@ -219,7 +219,7 @@ class Participant(Struct, Generic[M], forbid_unknown_fields=True):
         self.cuts.see(snapshot)
         self._route(snapshot, towards)
         part = Part(self.me, now.number, now.clock, now.peers, {}, failed=REFUSED)
-        return [*(Mark(snapshot, peer) for peer in now.peers), *self.told(snapshot, part)]
+        return [*(SendMarkers(snapshot, peer) for peer in now.peers), *self.told(snapshot, part)]
 
     def _route(self, snapshot: str, towards: str) -> None:
         self.towards[snapshot] = towards

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from examples import tiny_gpt
-
 
 class Stream:
     """Batches of inputs and targets, numbered, so that any of them can be made again."""
@@ -158,14 +156,6 @@ class Wordy(Regression):
 def regression(step_s: float = 0.0, dtype: str = "float32") -> Regression:
     """The ordinary one."""
     return Regression(step_s, dtype)
-
-
-def doubled(mixed: bool) -> Any:
-    """The quickstart's, with parameters in float64, where JAX has that."""
-    task = tiny_gpt.task(mixed=mixed)
-    init = task.init
-    task.init = lambda key: jax.tree.map(lambda leaf: leaf.astype(jnp.float64), init(key))
-    return task
 
 
 def straying(shard: int, first: int, last: int, every: int, factor: float) -> Straying:

@@ -127,7 +127,7 @@ class Refusal:
     address: str = ""
 
 
-class Gate:
+class CurveGate:
     """Access control for one listening socket while `run` runs; until then, handshakes wait.
 
     Args:
@@ -173,7 +173,7 @@ class _ZapHandler:
 
     def __init__(self, context: zmq.Context[Any]) -> None:
         self._context = context
-        self._gates: dict[str, Gate] = {}
+        self._gates: dict[str, CurveGate] = {}
         self._numbers = count(1)
         # ROUTER instead of the specified REP, so that a requester that vanished is not an error.
         self._router: zmq.Socket[Any] = context.socket(zmq.ROUTER)
@@ -181,7 +181,7 @@ class _ZapHandler:
         self._socket = TrioSocket(self._router)
         self._socket.bind(ZAP_ADDRESS)
 
-    def admit(self, gate: Gate) -> str:
+    def admit(self, gate: CurveGate) -> str:
         """Start answering for a gate; returns its domain."""
         domain = f"gate-{next(self._numbers)}"
         self._gates[domain] = gate

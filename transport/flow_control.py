@@ -30,7 +30,7 @@ class OutboxFullError(Exception):
     """More messages are queued than a lane may hold."""
 
 
-class Waiting(Struct, Generic[B], frozen=True, forbid_unknown_fields=True):
+class QueuedMessage(Struct, Generic[B], frozen=True, forbid_unknown_fields=True):
     """A queued message, before it has a sequence number and a clock."""
 
     body: B
@@ -45,7 +45,7 @@ class Outbox(Struct, Generic[B], forbid_unknown_fields=True):
     window: int
     sent: int = 0
     taken: int = 0
-    waiting: list[Waiting[B]] = []
+    waiting: list[QueuedMessage[B]] = []
 
     def pass_through(self) -> bool:
         """Whether a message may be sent at once; if so, it is counted as sent."""
@@ -54,7 +54,7 @@ class Outbox(Struct, Generic[B], forbid_unknown_fields=True):
         self.sent += 1
         return True
 
-    def put(self, message: Waiting) -> Waiting | None:
+    def put(self, message: QueuedMessage) -> QueuedMessage | None:
         """Queue a message; returns the older one that it replaced, if any.
 
         Raises:
@@ -71,7 +71,7 @@ class Outbox(Struct, Generic[B], forbid_unknown_fields=True):
         self.waiting.append(message)
         return None
 
-    def put_first(self, message: Waiting) -> None:
+    def put_first(self, message: QueuedMessage) -> None:
         """Queue a message that needs no credit before everything else.
 
         If credit messages queued behind others, two sides that both wait for credit would wait for
@@ -84,9 +84,9 @@ class Outbox(Struct, Generic[B], forbid_unknown_fields=True):
         """The receiver has taken in ``taken`` messages in total; the largest report counts."""
         self.taken = max(self.taken, taken)
 
-    def release(self) -> list[Waiting]:
+    def release(self) -> list[QueuedMessage]:
         """Remove and return the messages that credit allows to be sent now, in order."""
-        released: list[Waiting] = []
+        released: list[QueuedMessage] = []
         while self.waiting and (
             self.waiting[0].free_of_charge or self.sent - self.taken < self.window
         ):

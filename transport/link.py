@@ -49,7 +49,7 @@ from transport.flow_control import (
     OWED_SHARE_MAX,
     WINDOW_MESSAGES,
     OutboxFullError,
-    Waiting,
+    QueuedMessage,
 )
 from transport.link_state import (
     NUMBERS_AHEAD_MAX,
@@ -218,7 +218,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         if lane.outbox.pass_through():
             number = self.number(link, send.lane, lane, send.body, send.payload)
             return [], [*owed, number]
-        waiting = Waiting(send.body, send.payload, send.key)
+        waiting = QueuedMessage(send.body, send.payload, send.key)
         try:
             replaced = lane.outbox.put(waiting)
         except OutboxFullError as error:
@@ -238,7 +238,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         if link is None or not link.up:
             return effects
         for lane in LANES:
-            link.lanes[lane].outbox.put_first(Waiting(Marker(snapshot), free_of_charge=True))
+            link.lanes[lane].outbox.put_first(QueuedMessage(Marker(snapshot), free_of_charge=True))
             effects += self.pump(link, lane)
         return effects
 
@@ -250,7 +250,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         effects: list[Effect] = []
         if link.up:
             body = Refused(hangup.reason) if hangup.final else Bye(hangup.reason)
-            link.lanes[CONTROL].outbox.put_first(Waiting(body, free_of_charge=True))
+            link.lanes[CONTROL].outbox.put_first(QueuedMessage(body, free_of_charge=True))
             effects += self.pump(link, CONTROL)
         effects += self._forget_waiting(link)
         if link.dialled is not None:

@@ -7,7 +7,7 @@ from msgspec import Struct
 from clocks import ActorClock
 from transport.effects import Effect, Transmit
 from transport.events import MessageArrived
-from transport.flow_control import OWED_SHARE, WINDOW_MESSAGES, Waiting
+from transport.flow_control import OWED_SHARE, WINDOW_MESSAGES, QueuedMessage
 from transport.link_state import LaneState, Link
 from transport.message import CONTROL, Body, Credit, Lane
 from transport.refcounts import Handles
@@ -40,7 +40,7 @@ class LinkSender(Struct, forbid_unknown_fields=True):
         """Report how many messages of a lane were taken in, and the bytes of the next one."""
         state = link.lanes[lane]
         state.credited = state.taken
-        credit = Waiting(Credit(lane, state.taken, arrived), free_of_charge=True)
+        credit = QueuedMessage(Credit(lane, state.taken, arrived), free_of_charge=True)
         link.lanes[CONTROL].outbox.put_first(credit)
         return self.pump(link, CONTROL)
 

@@ -20,7 +20,7 @@ import trio
 import zmq
 
 from transport.connections import Connections
-from transport.curve_auth import Curve, Gate, Refusal, refuse_old_protocols
+from transport.curve_auth import Curve, CurveGate, Refusal, refuse_old_protocols
 from transport.endpoint import (
     FRAME_BYTES_MAX,
     LINGER_S,
@@ -122,7 +122,7 @@ class _Line:
 
     socket: TrioSocket
     route: str | None
-    gate: Gate | None = None
+    gate: CurveGate | None = None
     connections: Connections | None = None
     held: Arrival | None = None
     address: str = ""
@@ -342,7 +342,7 @@ class ZmqEndpoint:
         """The listening line, with its connections watched; with keys, also behind a gate."""
         gate = None
         if self._curve is not None:
-            gate = Gate(self._context, router, self._curve, self._refused_handshake)
+            gate = CurveGate(self._context, router, self._curve, self._refused_handshake)
         else:
             refuse_old_protocols(router)
         failed = gate.failed if gate is not None else lambda _: None

@@ -29,7 +29,7 @@ from ddloco.job.config import Job, job_from, override, with_overrides
 from ddloco.stage.files.faults import LARGE, Whole
 from ddloco.stage.files.run_folder import LOG_FILE
 from ddloco.stage.files.toml import ConfigError, Section, convert, read_toml
-from ddloco.stage.files.trust import digest_of
+from ddloco.stage.files.trust import job_digest
 
 ENVIRONMENT = ("work", "network", "lending", "chips")
 """The tables of a scenario that say what machines and lines are like in virtual time."""
@@ -111,7 +111,7 @@ class Experiment(Struct, frozen=True):
         return self.table.baseline or self.cases[0].name
 
 
-class Result(Struct, frozen=True):
+class CellResult(Struct, frozen=True):
     """The results of one cell.
 
     Attributes:
@@ -148,11 +148,11 @@ class Cell(Struct, frozen=True):
     seed: int
     folder: Path
 
-    def known(self, experiment: Experiment) -> Result | None:
+    def known(self, experiment: Experiment) -> CellResult | None:
         """Return its result, if it was run before with the same settings."""
         try:
             data = (self.folder / RESULT_FILE).read_bytes()
-            found = msgspec.json.decode(data, type=Result)
+            found = msgspec.json.decode(data, type=CellResult)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
         return found if found.settings == settings_digest(experiment, self) else None
@@ -204,7 +204,7 @@ def cells(experiment: Experiment, folder: Path) -> list[Cell]:
     ]
 
 
-def run_cell(experiment: Experiment, cell: Cell) -> Result:
+def run_cell(experiment: Experiment, cell: Cell) -> CellResult:
     """Run a cell, and keep its result.
 
     Raises:
@@ -239,7 +239,7 @@ def run_cell(experiment: Experiment, cell: Cell) -> Result:
 def settings_digest(experiment: Experiment, cell: Cell) -> str:
     """Return the digest of all that decides a cell's result."""
     limits = _limits(experiment)
-    return digest_of({"time": experiment.table.time, **limits, **_plain_of(experiment, cell)})
+    return job_digest({"time": experiment.table.time, **limits, **_plain_of(experiment, cell)})
 
 
 def _limits(experiment: Experiment) -> dict[str, Any]:
@@ -275,12 +275,12 @@ def _log(run: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, lines)
 
 
-def _result_of(cell: Cell, run: Path, values: dict[str, float], took_s: float) -> Result:
+def _result_of(cell: Cell, run: Path, values: dict[str, float], took_s: float) -> CellResult:
     """The result of a cell, from the log and the tapes of its run."""
     lines = list(_log(run))
     found = next((line for line in lines if line["event"] == "result"), {})
     links = report_data(open_job(run)).runs[0].links
-    return Result(
+    return CellResult(
         case=cell.case,
         seed=cell.seed,
         loss=found.get("held_out_loss"),

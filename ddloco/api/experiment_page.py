@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import fmean, stdev
 
-from ddloco.api.experiment import Experiment, Result
+from ddloco.api.experiment import CellResult, Experiment
 
 NOISE_ERRORS = 2.0
 """A difference of fewer standard errors than this is called none."""
@@ -28,7 +28,7 @@ COLUMNS = (
 )
 
 
-class Row:
+class CaseRow:
     """The results of one case.
 
     Args:
@@ -36,7 +36,7 @@ class Row:
         results: one for each seed.
     """
 
-    def __init__(self, name: str, results: Sequence[Result]) -> None:
+    def __init__(self, name: str, results: Sequence[CellResult]) -> None:
         self.name = name
         self.results = results
         self.losses = [each.loss for each in results if each.loss is not None]
@@ -49,7 +49,7 @@ class Row:
         spread = f" ± {stdev(self.losses):.4f}" if len(self.losses) > 1 else ""
         return f"{fmean(self.losses):.4f}{spread}"
 
-    def against(self, other: "Row") -> str:
+    def against(self, other: "CaseRow") -> str:
         """How much higher its loss is than another's, as text; "none" below the noise."""
         if other is self or not self.losses or not other.losses:
             return "-"
@@ -69,7 +69,7 @@ class Row:
         known = [each for each in values if each is not None]
         return f"{scale * fmean(known):,.{digits}f}" if known else "-"
 
-    def cells(self, baseline: "Row", other: "Row | None") -> list[str]:
+    def cells(self, baseline: "CaseRow", other: "CaseRow | None") -> list[str]:
         """Its cells in the table, compared with the baseline or with ``other``."""
         goodput = self.mean("goodput", 100.0, 1)
         gap = self.against(baseline if other is None else other)
@@ -87,18 +87,18 @@ class Row:
         ]
 
 
-def rows_of(experiment: Experiment, results: Sequence[Result]) -> list[Row]:
+def case_rows(experiment: Experiment, results: Sequence[CellResult]) -> list[CaseRow]:
     """Return the rows of the cases that have results."""
     found = {
-        case.name: Row(case.name, [each for each in results if each.case == case.name])
+        case.name: CaseRow(case.name, [each for each in results if each.case == case.name])
         for case in experiment.cases
     }
     return [row for row in found.values() if row.results]
 
 
-def table(experiment: Experiment, results: Sequence[Result]) -> list[str]:
+def case_table(experiment: Experiment, results: Sequence[CellResult]) -> list[str]:
     """Return the results as lines of a Markdown table."""
-    rows = rows_of(experiment, results)
+    rows = case_rows(experiment, results)
     baseline = next((row for row in rows if row.name == experiment.baseline), rows[0])
     paper = {case.name: case.paper for case in experiment.cases}
     told = any(paper.values())
@@ -113,7 +113,7 @@ def table(experiment: Experiment, results: Sequence[Result]) -> list[str]:
 
 
 def section(
-    experiment: Experiment, results: Sequence[Result], file: str, picture: str
+    experiment: Experiment, results: Sequence[CellResult], file: str, picture: str
 ) -> list[str]:
     """Return the section of a page about an experiment, as lines of Markdown.
 
@@ -134,7 +134,7 @@ def section(
         "",
         f"`ddloco experiment {file}`: {count}, {took_s / 60:.0f} minutes in all.",
         "",
-        *table(experiment, results),
+        *case_table(experiment, results),
         "",
         f"![Held-out losses of {said.name}]({picture})",
         "",
@@ -155,9 +155,9 @@ result on any machine of the same kind; its goodput and time are those of the si
 """
 
 
-def svg(experiment: Experiment, results: Sequence[Result]) -> str:
+def losses_svg(experiment: Experiment, results: Sequence[CellResult]) -> str:
     """Return a picture of the losses: a row for each case, with a dot for each seed."""
-    rows = [row for row in rows_of(experiment, results) if row.losses]
+    rows = [row for row in case_rows(experiment, results) if row.losses]
     every = [loss for row in rows for loss in row.losses]
     low, high = min(every), max(every)
     margin = 0.05 * (high - low) or 0.05
@@ -201,7 +201,7 @@ def _text(x: float, y: float, anchor: str, said: str) -> str:
 
 
 def pages(
-    found: Mapping[str, tuple[Experiment, Sequence[Result]]], pictures: str
+    found: Mapping[str, tuple[Experiment, Sequence[CellResult]]], pictures: str
 ) -> tuple[str, dict[str, str]]:
     """Return the page about several experiments, by their files, and its pictures by name.
 
@@ -212,6 +212,6 @@ def pages(
     lines, drawn = [HEAD], dict[str, str]()
     for file, (experiment, results) in found.items():
         name = f"experiment-{experiment.table.name.replace(' ', '-')}.svg"
-        drawn[name] = svg(experiment, results)
+        drawn[name] = losses_svg(experiment, results)
         lines += section(experiment, results, file, f"{pictures}/{name}")
     return "\n".join(lines).rstrip() + "\n", drawn

@@ -20,8 +20,8 @@ from rich.console import Console
 
 from clocks import actor_of
 from ddloco.api.launch import (
-    Ended,
     JobActors,
+    JobEnd,
     JobError,
     LaunchTerms,
     folder_for,
@@ -477,14 +477,14 @@ class Handle:
         finally:
             self._begun.set()
 
-    async def _main(self) -> Ended | None:
+    async def _main(self) -> JobEnd | None:
         self._token = trio.lowlevel.current_trio_token()
         self._begun.set()
         with self._scope:
             return await run_job(self._cluster, self._console, None, self._sinks)
         return None
 
-    def _finished(self, ended: Ended | None) -> FinishedRun:
+    def _finished(self, ended: JobEnd | None) -> FinishedRun:
         if ended is None:
             raise JobError(f"{self.path}: the job was ended at once", self.path)
         if ended.outcome.bad_input is not None:

@@ -112,7 +112,7 @@ def check_faults(job: Job, terms: LaunchTerms) -> None:
         raise ConfigError(f"{terms.fault}{error}") from None
 
 
-def open_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
+def prepare_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
     """Prepare the run folder; returns the job's actors, which ``run_job`` runs.
 
     Raises:
@@ -139,21 +139,21 @@ def open_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
 def open_tracked(
     job: Job, folder: Path, terms: LaunchTerms, track: Sequence[str]
 ) -> tuple[JobActors, list[Sink]]:
-    """``open_job``, and the trackers that are named; no tracker stays open if the job cannot be.
+    """``prepare_job``, and the trackers that are named; no tracker stays open if the job cannot be.
 
     Raises:
-        ConfigError, SnapshotError, StorageError: as ``open_job``, or a tracker cannot be used.
+        ConfigError, SnapshotError, StorageError: as ``prepare_job``, or a tracker cannot be used.
     """
     sinks = open_trackers(track, folder.name, job)
     try:
-        return open_job(job, folder, terms), sinks
+        return prepare_job(job, folder, terms), sinks
     except BaseException:
         close_all(sinks)
         raise
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobEnd:
     """How a job ended.
 
     Attributes:
@@ -196,11 +196,11 @@ async def run_job(
     console: Console,
     beside: Callable[[], Awaitable[None]] | None = None,
     sinks: list[Sink] | None = None,
-) -> Ended:
+) -> JobEnd:
     """Run a job to its end, with its live display on ``console``; draws its losses at the end.
 
     Args:
-        cluster: from ``open_job``.
+        cluster: from ``prepare_job``.
         console: where the progress is shown.
         beside: runs as long as the job does, such as waiting for signals.
         sinks: trackers, from ``open_trackers``; closed at the end.
@@ -226,4 +226,4 @@ async def run_job(
             outcome = await cluster.run()
             done.set()
         outer.cancel_scope.cancel()
-    return Ended(cluster, outcome, results[0])
+    return JobEnd(cluster, outcome, results[0])

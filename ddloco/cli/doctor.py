@@ -72,7 +72,7 @@ RATES_GBIT = (0.1, 1.0, 10.0)
 Status = Literal["ok", "warning", "problem"]
 
 
-class Finding(Struct, frozen=True):
+class Checked(Struct, frozen=True):
     """What was looked at, and how it is.
 
     Attributes:
@@ -93,7 +93,7 @@ class Finding(Struct, frozen=True):
         return f"{self.status:8} {self.check:12} {self.said}{end}"
 
 
-class Lines(Struct, frozen=True):
+class NetworkRates(Struct, frozen=True):
     """What the network carries, in Gbit/s, and for how many learners; None where it is not said."""
 
     learner: float | None = None
@@ -129,8 +129,8 @@ def doctor(given: argparse.Namespace) -> int:
             return complain(f"{option} {rate:g}: want Gbit/s, more than 0")
     if given.learners is not None and not 1 <= given.learners <= LEARNERS_MAX:
         return complain(f"--learners {given.learners}: want 1 to {LEARNERS_MAX:,}")
-    lines = Lines(given.gbit, given.syncer_gbit, given.learners)
-    found: list[Finding] = []
+    lines = NetworkRates(given.gbit, given.syncer_gbit, given.learners)
+    found: list[Checked] = []
     for each in findings(job, given.job, given.bind, lines):
         found.append(each)
         if not given.json:
@@ -140,7 +140,9 @@ def doctor(given: argparse.Namespace) -> int:
     return FOUND if any(each.status == "problem" for each in found) else HELD
 
 
-def findings(job: Job | None, file: Path | None, bind: str, lines: Lines) -> Iterator[Finding]:
+def findings(
+    job: Job | None, file: Path | None, bind: str, lines: NetworkRates
+) -> Iterator[Checked]:
     """Look at everything, in order; with a job also at what it needs."""
     yield python()
     yield from packages()
@@ -159,18 +161,18 @@ def findings(job: Job | None, file: Path | None, bind: str, lines: Lines) -> Ite
     yield from of_task(job, file, lines)
 
 
-def python() -> Finding:
+def python() -> Checked:
     """Whether this Python is new enough."""
     said = f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.executable}"
     if sys.version_info[:2] < PYTHON_MIN:
-        return Finding("python", "problem", said, "install Python 3.11 or newer")
-    return Finding("python", "ok", said)
+        return Checked("python", "problem", said, "install Python 3.11 or newer")
+    return Checked("python", "ok", said)
 
 
 def packages(
     wanted: Callable[[str], list[str] | None] = requires,
     installed: Callable[[str], str] = version,
-) -> Iterator[Finding]:
+) -> Iterator[Checked]:
     """Whether the packages that ddloco needs are there, in versions that it knows."""
     found: list[str] = []
     for said in wanted("ddloco") or ():
@@ -181,61 +183,61 @@ def packages(
         try:
             have = installed(name)
         except PackageNotFoundError:
-            yield Finding("packages", "problem", f"{name} is missing", remedy)
+            yield Checked("packages", "problem", f"{name} is missing", remedy)
             continue
         if _numbers(have) < _numbers(least):
-            yield Finding("packages", "problem", f"{name} {have} is too old", remedy)
+            yield Checked("packages", "problem", f"{name} {have} is too old", remedy)
             continue
         found.append(f"{name} {have}")
     key = ("jax", "jaxlib", "numpy", "optax", "pyzmq")
     shown = [each for each in found if each.split()[0] in key]
-    yield Finding("packages", "ok", f"{', '.join(shown)}, and {len(found) - len(shown)} more")
+    yield Checked("packages", "ok", f"{', '.join(shown)}, and {len(found) - len(shown)} more")
 
 
-def arithmetic(check: str, *, compiled: bool) -> Finding:
+def arithmetic(check: str, *, compiled: bool) -> Checked:
     """Whether the arithmetic of merges, or of compression, is compiled."""
     if compiled:
-        return Finding(check, "ok", "the arithmetic is compiled")
+        return Checked(check, "ok", "the arithmetic is compiled")
     said = "the arithmetic is numpy's: the same bits, more slowly"
-    return Finding(check, "ok", said, "to compile it, install a C compiler, then ddloco again")
+    return Checked(check, "ok", said, "to compile it, install a C compiler, then ddloco again")
 
 
 def _numbers(said: str) -> tuple[int, ...]:
     return tuple(int(each) for each in re.findall(r"\d+", said)[:3])
 
 
-def clock(now: float) -> Finding:
+def clock(now: float) -> Checked:
     """Whether the wall clock was set; only dates in logs depend on it."""
     said = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < WALL_CLOCK_MIN:
-        return Finding("clock", "warning", said, "set the clock, or dates in logs are wrong")
-    return Finding("clock", "ok", said)
+        return Checked("clock", "warning", said, "set the clock, or dates in logs are wrong")
+    return Checked("clock", "ok", said)
 
 
-def files(job: Job | None, most: int) -> Finding:
+def files(job: Job | None, most: int) -> Checked:
     """Whether a process may open enough files."""
     need = FILES_OWN + FILES_AN_ACTOR * (len(job.names()) if job is not None else 4)
     said = f"{most} file descriptors for a process, about {need} needed"
     if most == resource.RLIM_INFINITY or most >= need:
-        return Finding("files", "ok", said)
-    return Finding("files", "problem", said, f"ulimit -n {need}, or ddloco run --processes")
+        return Checked("files", "ok", said)
+    return Checked("files", "problem", said, f"ulimit -n {need}, or ddloco run --processes")
 
 
-def disk(folder: Path) -> Finding:
+def disk(folder: Path) -> Checked:
     """Whether runs can be written here."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             free = shutil.disk_usage(folder).free
     except OSError as error:
         said = f"{folder} cannot be written: {error.strerror}"
-        return Finding("disk", "problem", said, "choose another --dir")
+        return Checked("disk", "problem", said, "choose another --dir")
     said = f"{size(free)} free in {folder}"
     if free < DISK_FREE_MIN:
-        return Finding("disk", "warning", said, "a full disk ends a run: make room")
-    return Finding("disk", "ok", said)
+        return Checked("disk", "warning", said, "a full disk ends a run: make room")
+    return Checked("disk", "ok", said)
 
 
-def port(bind: str) -> Finding:
+def port(bind: str) -> Checked:
     """Whether an address can be listened on."""
     said = bind or "tcp://127.0.0.1:*"
     host, _, number = said.removeprefix("tcp://").rpartition(":")
@@ -252,71 +254,71 @@ def port(bind: str) -> Finding:
             tried.listen()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        return Finding("port", "problem", f"{said}: {reason}", "choose another address or port")
-    return Finding("port", "ok", f"{said} can be listened on")
+        return Checked("port", "problem", f"{said}: {reason}", "choose another address or port")
+    return Checked("port", "ok", f"{said} can be listened on")
 
 
-def keys(job: Job) -> Finding:
+def keys(job: Job) -> Checked:
     """Whether the job's keys are there, and readable by their owner only."""
     if not job.transport.keys:
-        return Finding("keys", "ok", "none; a syncer then listens on loopback only")
+        return Checked("keys", "ok", "none; a syncer then listens on loopback only")
     try:
         found = keys_of(job, "tcp")
     except ConfigError as error:
-        return Finding("keys", "problem", str(error), "see ddloco keys --help")
-    return Finding("keys", "ok", f"{len(found)} keys in {job.transport.keys}")
+        return Checked("keys", "problem", str(error), "see ddloco keys --help")
+    return Checked("keys", "ok", f"{len(found)} keys in {job.transport.keys}")
 
 
-def place(job: Job) -> Finding:
+def place(job: Job) -> Checked:
     """Whether the place for snapshots can be used."""
     try:
         check_place(job)
     except ConfigError as error:
-        return Finding("snapshots", "problem", str(error), "change snapshot.place")
+        return Checked("snapshots", "problem", str(error), "change snapshot.place")
     said = job.snapshot.place or "in the run folder"
-    return Finding("snapshots", "ok", said if job.snapshot.wanted else f"{said}; none scheduled")
+    return Checked("snapshots", "ok", said if job.snapshot.wanted else f"{said}; none scheduled")
 
 
-def memory(need: int, actors: int, free: int) -> Finding:
+def memory(need: int, actors: int, free: int) -> Checked:
     """Whether the job fits into the memory."""
     if not need:
-        return Finding("memory", "ok", f"{size(free)} available")
+        return Checked("memory", "ok", f"{size(free)} available")
     said = f"{size(free)} available, about {size(need)} needed by {actors} actors on this machine"
     if need > free:
         remedy = "use fewer learners here, a smaller batch or model, or more machines"
-        return Finding("memory", "problem", said, remedy)
+        return Checked("memory", "problem", said, remedy)
     if need > 0.8 * free:
-        return Finding("memory", "warning", said, "close other programs")
-    return Finding("memory", "ok", said)
+        return Checked("memory", "warning", said, "close other programs")
+    return Checked("memory", "ok", said)
 
 
-def shared(need: int, folder: Path) -> Finding:
+def shared(need: int, folder: Path) -> Checked:
     """Whether the memory that actors share with their workers has room."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         said = f"{folder}: {error.strerror}"
-        return Finding(
+        return Checked(
             "shared", "warning", said, f"slower files in {tempfile.gettempdir()} are used"
         )
     said = f"{size(free)} free in {folder}" + (f", about {size(need)} needed" if need else "")
     if need > free:
         remedy = "enlarge it (docker run --shm-size); slower files are used when it is full"
-        return Finding("shared", "warning", said, remedy)
-    return Finding("shared", "ok", said)
+        return Checked("shared", "warning", said, remedy)
+    return Checked("shared", "ok", said)
 
 
 # What only the task can tell.
 
 
-def of_task(job: Job, file: Path, lines: Lines) -> Iterator[Finding]:
+def of_task(job: Job, file: Path, lines: NetworkRates) -> Iterator[Checked]:
     """Find the task, run steps of it, and compute what a run of it needs."""
     try:
         task_digest(job.job.task, file.parent)
         tried = trio.run(_try, job, file)
     except (TaskError, WorkerRequestError, ConfigError) as error:
         remedy = "correct the task; its traceback, if it raised, is above"
-        yield Finding("task", "problem", str(error), remedy)
+        yield Checked("task", "problem", str(error), remedy)
         return
     except TooLargeError as error:
         yield devices(error.found, job)
@@ -324,10 +326,10 @@ def of_task(job: Job, file: Path, lines: Lines) -> Iterator[Finding]:
     except WorkerDiedError as error:
         said = str(error)
         remedy = "try a smaller model or batch" if "killed" in said else "see [worker] env"
-        yield Finding("task", "problem", said, remedy)
+        yield Checked("task", "problem", said, remedy)
         return
     except BaseExceptionGroup as group:
-        yield Finding("task", "problem", str(group.exceptions[0]), "correct the task")
+        yield Checked("task", "problem", str(group.exceptions[0]), "correct the task")
         return
     plan, actors = tried.plan, len(job.names())
     params = sum(leaf.nbytes for fragment in plan.fragments for leaf in fragment)
@@ -335,7 +337,7 @@ def of_task(job: Job, file: Path, lines: Lines) -> Iterator[Finding]:
     said = (
         f"{job.job.task}: {count:,} parameters, {size(params)} in {len(plan.fragments)} fragments"
     )
-    yield Finding("task", "ok", f"{said}; {tried.device}")
+    yield Checked("task", "ok", f"{said}; {tried.device}")
     yield devices(tried.devices, job)
     yield step(tried, job)
     host = COPIES_HOST * plan.total_bytes
@@ -425,7 +427,7 @@ def _peak(pid: int) -> int:
     return 0
 
 
-def devices(found: rpc.Devices, job: Job) -> Finding:
+def devices(found: rpc.Devices, job: Job) -> Checked:
     """Whether a step of the first learner fits its devices."""
     worker = job.worker_of(job.learner_names()[0])
     mesh = " ".join(f"{axis}={count}" for axis, count in worker.mesh.items())
@@ -433,17 +435,17 @@ def devices(found: rpc.Devices, job: Job) -> Finding:
     said += f", {worker.processes} processes" if worker.processes > 1 else ""
     said += f"; a step needs {size(found.step_bytes)} on each"
     if found.limit_bytes is None:
-        return Finding("devices", "ok", f"{said}, which is memory of this machine")
+        return Checked("devices", "ok", f"{said}, which is memory of this machine")
     said += f", where {size(found.limit_bytes)} may be used"
     if found.step_bytes > found.limit_bytes:
         remedy = "divide parameters on more devices (worker.mesh), or use a smaller batch"
-        return Finding("devices", "problem", said, remedy)
+        return Checked("devices", "problem", said, remedy)
     if found.step_bytes > 0.9 * found.limit_bytes:
-        return Finding("devices", "warning", said, "little is left for what other programs take")
-    return Finding("devices", "ok", said)
+        return Checked("devices", "warning", said, "little is left for what other programs take")
+    return Checked("devices", "ok", said)
 
 
-def step(tried: Tried, job: Job) -> Finding:
+def step(tried: Tried, job: Job) -> Checked:
     """How long a step takes; that it is deterministic, the worker has checked."""
     rate = tried.tokens / tried.step_s if tried.step_s else 0.0
     said = (
@@ -454,11 +456,11 @@ def step(tried: Tried, job: Job) -> Finding:
     busy = sum(job.worker_of(name).threads for name in job.learner_names())
     if busy > cores and tried.device.startswith("cpu"):
         said += f"; {busy} threads of {job.job.learners} learners share {cores} cores"
-        return Finding("step", "warning", said, "fewer learners on this machine train as fast")
-    return Finding("step", "ok", said)
+        return Checked("step", "warning", said, "fewer learners on this machine train as fast")
+    return Checked("step", "ok", said)
 
 
-def round_trip(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) -> Finding:
+def round_trip(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) -> Checked:
     """What one round of all fragments costs on the network, and whether the overlap hides it.
 
     Args:
@@ -481,11 +483,11 @@ def round_trip(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) 
     )
     if least > rates[-1]:
         remedy = "raise sync.fragments, sync.interval or sync.overlap, or set compress.up"
-        return Finding("network", "warning", said, remedy)
-    return Finding("network", "ok", said)
+        return Checked("network", "warning", said, remedy)
+    return Checked("network", "ok", said)
 
 
-def hub(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) -> Finding:
+def hub(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) -> Checked:
     """What a job needs of its syncers, and whether there are enough of them.
 
     Args:
@@ -498,11 +500,11 @@ def hub(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) -> Find
     need = needs_of(job, plan, step_s=step_s, line_bytes_s=line)
     said = needs_in_words(job, need, line)
     if need.shards <= job.job.syncers:
-        return Finding("syncers", "ok", said)
+        return Checked("syncers", "ok", said)
     if need.shards > len(plan.fragments):
         less = "raise sync.interval, or set compress.up and compress.down"
         remedy = f"more than the {len(plan.fragments)} fragments; {less}"
     else:
         remedy = f"set job.syncers = {need.shards}, each on a host of its own, or raise "
         remedy += "sync.interval, or set compress.up and compress.down"
-    return Finding("syncers", "warning", said, remedy)
+    return Checked("syncers", "warning", said, remedy)

@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from ddloco.cli.ask import complain
-from ddloco.job.advice import Advice, advice, lines
+from ddloco.job.advice import Advice, advice, advised_tables
 from ddloco.job.config import LEARNERS
 from ddloco.stage.files.run_folder import make_folder
 from ddloco.stage.files.toml import ConfigError
@@ -104,7 +104,7 @@ def _is_example(path: Path) -> bool:
 
 def with_advice(text: str, found: Advice) -> str:
     """The text of a job file with other settings; comments stay."""
-    for table, settings in lines(found).items():
+    for table, settings in advised_tables(found).items():
         for key, value in settings.items():
             said = tomli_w.dumps({key: value}).strip()
             head = re.search(rf"^\[{table}\].*$", text, re.MULTILINE)

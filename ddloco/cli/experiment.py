@@ -12,13 +12,13 @@ from rich.markdown import Markdown
 from ddloco.api.experiment import (
     Cell,
     CellError,
+    CellResult,
     Experiment,
-    Result,
     cells,
     load_experiment,
     run_cell,
 )
-from ddloco.api.experiment_page import pages, table
+from ddloco.api.experiment_page import case_table, pages
 from ddloco.cli.ask import complain
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND
@@ -34,7 +34,7 @@ def experiment(given: argparse.Namespace) -> int:
         loaded = {file: load_experiment(file, given.overrides) for file in given.experiments}
     except ConfigError as error:
         return complain(error)
-    found: dict[str, tuple[Experiment, Sequence[Result]]] = {}
+    found: dict[str, tuple[Experiment, Sequence[CellResult]]] = {}
     for file, each in loaded.items():
         folder = (given.folder or FOLDER) / each.table.name.replace(" ", "-")
         try:
@@ -45,13 +45,13 @@ def experiment(given: argparse.Namespace) -> int:
         if given.json:
             print(msgspec.json.encode({"experiment": each.table.name, "cells": results}).decode())
         else:
-            SafeConsole().print(Markdown("\n".join(table(each, results))))
+            SafeConsole().print(Markdown("\n".join(case_table(each, results))))
     if given.page is not None:
         _write(given.page, found)
     return 0
 
 
-def _run_all(experiment: Experiment, folder: Path, given: argparse.Namespace) -> list[Result]:
+def _run_all(experiment: Experiment, folder: Path, given: argparse.Namespace) -> list[CellResult]:
     """Run the cells that have no result yet, some side by side; prints a line for each."""
     todo = cells(experiment, folder)
     done = {cell.folder: known for cell in todo if (known := cell.known(experiment)) is not None}
@@ -72,13 +72,13 @@ def _run_all(experiment: Experiment, folder: Path, given: argparse.Namespace) ->
     return [done[cell.folder] for cell in todo]
 
 
-def _line(experiment: Experiment, cell: Cell, result: Result, count: str) -> str:
+def _line(experiment: Experiment, cell: Cell, result: CellResult, count: str) -> str:
     loss = f"{result.loss:.4f}" if result.loss is not None else "none"
     what = f"{experiment.table.name}, {cell.case}, seed {cell.seed}"
     return f"{count}: {what}: held-out loss {loss} in {result.took_s:.0f} s"
 
 
-def _write(page: Path, found: dict[str, tuple[Experiment, Sequence[Result]]]) -> None:
+def _write(page: Path, found: dict[str, tuple[Experiment, Sequence[CellResult]]]) -> None:
     """Write the page, and its pictures into a folder beside it."""
     text, drawn = pages(found, PICTURES)
     folder = page.parent / PICTURES

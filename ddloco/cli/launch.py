@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ddloco.cli.ask import complain
 from ddloco.engines import kubernetes, local, ray_program, skypilot, slurm
-from ddloco.engines.orders import Order, check_count, check_order
+from ddloco.engines.orders import EngineJob, check_count, check_order
 from ddloco.job.config import load_job, load_launch
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND, HELD
@@ -41,7 +41,7 @@ def _text(given: argparse.Namespace) -> str:
     """
     engine = ENGINES[given.on]
     job = load_job(given.job, given.overrides)
-    order = Order(
+    order = EngineJob(
         job=job,
         settings=load_launch(given.job, given.overrides),
         file=given.job.absolute(),

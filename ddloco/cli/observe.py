@@ -45,7 +45,7 @@ def observe(given: argparse.Namespace) -> int:
     """``ddloco observe``: follow a running job."""
     # Status needs none of these.
     from ddloco.job.config import load_job  # noqa: PLC0415
-    from ddloco.monitoring.metrics import Lines, Metrics  # noqa: PLC0415
+    from ddloco.monitoring.metrics import Metrics, PrintedNotices  # noqa: PLC0415
 
     async def watch() -> None:
         scored = given.evaluate
@@ -59,7 +59,7 @@ def observe(given: argparse.Namespace) -> int:
                 timeout_s=timeout_of(given),
                 keys=given.keys,
                 metrics=metrics,
-                lines=Lines(say, as_json=given.json) if prints else None,
+                lines=PrintedNotices(say, as_json=given.json) if prints else None,
                 evaluate=(load_job(scored), scored, given.best) if scored is not None else None,
             )
 

@@ -10,8 +10,8 @@ import trio
 from rich.progress import Progress
 
 from ddloco.api.launch import (
-    Ended,
     JobActors,
+    JobEnd,
     LaunchTerms,
     folder_for,
     open_tracked,
@@ -21,7 +21,7 @@ from ddloco.api.launch import (
 from ddloco.cli.ask import complain, with_source
 from ddloco.job.config import Job
 from ddloco.machines.syncer.shutdown import DIVERGED
-from ddloco.monitoring.metrics import Sink, in_words
+from ddloco.monitoring.metrics import Sink, metrics_in_words
 from ddloco.stage.files.run_folder import LOSS_FILE, SNAPSHOTS, TAPES
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
@@ -70,7 +70,7 @@ def _check_options(given: argparse.Namespace) -> None:
 
 def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
     """Train along the tapes of a simulation."""
-    from ddloco.replayer.scheduled_replay import ScheduledRun, said_of  # noqa: PLC0415, only here
+    from ddloco.replayer.scheduled_replay import ScheduledRun, settings_in_words  # noqa: PLC0415, only here
 
     if given.track:
         raise ConfigError("--track: not with --schedule; use ddloco track RUN afterwards")
@@ -92,7 +92,7 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
                 overwrite=given.overwrite,
             )
             if driven.overridden:
-                said = said_of(driven.overridden)
+                said = settings_in_words(driven.overridden)
                 console.print(f"the schedule decides: {said}", soft_wrap=True, markup=False)
             update(total=driven.total)
             trio.run(driven.run)
@@ -133,7 +133,7 @@ def _run_job(given: argparse.Namespace, cluster: JobActors, sinks: list[Sink]) -
     return AGAIN if terminated and code == HELD else code
 
 
-def _conclude(ended: Ended, say: Callable[[str], None]) -> int:
+def _conclude(ended: JobEnd, say: Callable[[str], None]) -> int:
     if isinstance(ended.cluster, Processes) and ended.cluster.chaos is not None:
         say(ended.cluster.chaos.summary())
     for name, reason in ended.outcome.failures.items():
@@ -150,7 +150,7 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
     scored = f"held-out loss {loss:.4f}" if loss is not None else "held-out loss unknown"
     if result["status"] == DIVERGED:
         scored = "held-out loss not finite"
-    more = in_words(result.get("metrics") or {})
+    more = metrics_in_words(result.get("metrics") or {})
     say(f"{scored}{more} at global step {result['t']}, {result['merges']:,} merges")
     if result["status"] == "stopped":
         say("the job was stopped before its end")

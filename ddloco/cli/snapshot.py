@@ -100,18 +100,18 @@ def snapshot_list(given: argparse.Namespace) -> int:
 
 def _list(given: argparse.Namespace, store: Store) -> int:
     listed = store.snapshots()
-    rows = rows_of(store, listed)
+    rows = snapshot_rows(store, listed)
     if given.json:
         print(json.dumps(rows, indent=2))
     elif not rows:
         print("no snapshots")
     else:
-        for line in table(rows):
+        for line in snapshot_table(rows):
             print(line)
     return FOUND if any(each.manifest is None for each in listed) else HELD
 
 
-def rows_of(store: Store, listed: list[Listed]) -> list[dict[str, Any]]:
+def snapshot_rows(store: Store, listed: list[Listed]) -> list[dict[str, Any]]:
     """A description of each snapshot, newest first.
 
     ``new_bytes`` are those that it does not share with an older snapshot in the store.
@@ -144,7 +144,7 @@ def _row(manifest: Manifest, new_bytes: int | None) -> dict[str, Any]:
     }
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
+def snapshot_table(rows: list[dict[str, Any]]) -> list[str]:
     """The rows as lines of a table."""
     cells = [["id", "order", "participants", "absent", "bytes", "new bytes"]]
     for row in rows:

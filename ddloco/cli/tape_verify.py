@@ -10,7 +10,7 @@ from ddloco.cli.ask import complain
 from ddloco.debugger.timeline import receipt_of
 from ddloco.replayer.gaps import dropped_before, gaps_of
 from ddloco.replayer.invariants.merged_tokens import MergedShare
-from ddloco.replayer.invariants.tape_audit import Audit, Finding
+from ddloco.replayer.invariants.tape_audit import Audit, InvariantResult
 from ddloco.replayer.recording import open_recording
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND, HELD
@@ -33,7 +33,7 @@ def verify_folder(folder: Path, *, salvage: bool = False, as_json: bool) -> tupl
     verdicts, between = verify(tapes, receipt_of)
     goes_on = any(each.header.after for each in tapes)  # The checks would need the earlier events.
     program = is_program(tapes[0].header.job)
-    findings: list[Finding] = []
+    findings: list[InvariantResult] = []
     share: MergedShare | None = None
     if not (goes_on or program):
         audit = Audit(tapes)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from ddloco.debugger.merge_history import Answer, Merge
+from ddloco.debugger.merge_history import Merge, MergeAnswer
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import parse_event
 from ddloco.job.config import DATA_PARALLEL
@@ -231,7 +231,7 @@ class AlignedRun(Alignment):
     def _named(self, fragment: int, digests: bytes) -> tuple[tuple[str, ...], bytes]:
         return self._names[fragment] if self._names else (), digests
 
-    def _contribution(self, each: Answer, fragment: int) -> Item:
+    def _contribution(self, each: MergeAnswer, fragment: int) -> Item:
         update = Key("update", each.learner, each.step)
         if update not in self.items:
             update = Key("step", each.learner, each.step)

@@ -26,7 +26,7 @@ class ArchiveError(ValueError):
     """The bytes are not those of an archive, or end early."""
 
 
-def header_of(name: str, size: int) -> bytes:
+def archive_header(name: str, size: int) -> bytes:
     """The header of a regular file without owner and time.
 
     Raises:
@@ -56,7 +56,7 @@ class ArchiveWriter:
         Raises:
             ValueError: a plain header cannot name it, or ``pieces`` are not ``size`` bytes.
         """
-        self._write(header_of(name, size))
+        self._write(archive_header(name, size))
         left = size
         for piece in pieces:
             left -= len(piece)
@@ -99,7 +99,7 @@ class ArchiveReader:
         header = self._read(BLOCK)
         digits = header[124:135]
         size = int(digits, 8) if digits.isdigit() and not digits.strip(b"01234567") else -1
-        if header != header_of(name, max(size, 0)):
+        if header != archive_header(name, max(size, 0)):
             raise ArchiveError(f"does not begin with {name}")
         if size > most:
             raise ArchiveError(f"{name} has {size} bytes; want at most {most}")
@@ -112,7 +112,7 @@ class ArchiveReader:
             ArchiveError: something else follows, or it is damaged.
             OSError: the archive cannot be read.
         """
-        if self._read(BLOCK) != header_of(name, size):
+        if self._read(BLOCK) != archive_header(name, size):
             raise ArchiveError(f"{name} of {size} bytes does not come where it is listed")
         yield from self._content(size)
 

@@ -27,7 +27,7 @@ from ddloco.debugger.archive import (
     ArchiveError,
     ArchiveReader,
     ArchiveWriter,
-    header_of,
+    archive_header,
 )
 from ddloco.job.protocol.tape_facts import is_simulated
 from ddloco.replayer.recording import open_recording, run_folder_of
@@ -77,7 +77,7 @@ class ListedFile(Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
-class About(Struct, frozen=True, forbid_unknown_fields=True):
+class BundleAbout(Struct, frozen=True, forbid_unknown_fields=True):
     """What a bundle says of itself.
 
     Attributes:
@@ -121,7 +121,7 @@ def versions_here() -> dict[str, str]:
     return found
 
 
-def write_bundle(run: Path, to: Path, *, redact: bool = False) -> About:
+def write_bundle(run: Path, to: Path, *, redact: bool = False) -> BundleAbout:
     """Write a run to a bundle.
 
     Args:
@@ -144,7 +144,7 @@ def write_bundle(run: Path, to: Path, *, redact: bool = False) -> About:
         with to.open("xb") as raw:
             try:
                 files = tuple(_listed(folder, redact=redact, snapshots=begins_late))
-                about = About(
+                about = BundleAbout(
                     job=header.job_id,
                     code=header.code,
                     fingerprint=dict(header.fingerprint),
@@ -173,7 +173,7 @@ def _listed(folder: Path, *, redact: bool, snapshots: bool) -> Iterator[ListedFi
         yield ListedFile(path.relative_to(folder).as_posix(), size, digest.hexdigest())
 
 
-def _pack(about: About, folder: Path, raw: IO[bytes]) -> None:
+def _pack(about: BundleAbout, folder: Path, raw: IO[bytes]) -> None:
     data = msgspec.json.encode(about)
     problem = _problem_of(about) or ("" if len(data) <= ABOUT_BYTES_MAX else "too many files")
     if problem:
@@ -204,7 +204,7 @@ def _contents(folder: Path, *, redact: bool, snapshots: bool) -> Iterator[Path]:
                 yield file
 
 
-def open_bundle(bundle: Path, folder: Path) -> About:
+def open_bundle(bundle: Path, folder: Path) -> BundleAbout:
     """Unpack a bundle into a new folder, which is there only if all of it could be unpacked.
 
     Raises:
@@ -248,9 +248,9 @@ def _unpack(pieces: Iterator[bytes], listed: ListedFile, folder: Path) -> None:
         raise ArchiveError(f"{listed.name} is not as it is listed")
 
 
-def _about(bundle: Path, data: bytes) -> About:
+def _about(bundle: Path, data: bytes) -> BundleAbout:
     try:
-        found: Any = msgspec.json.decode(data, type=About)
+        found: Any = msgspec.json.decode(data, type=BundleAbout)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{bundle}: {ABOUT}: {' '.join(str(error).split())}") from None
     if found.format != FORMAT:
@@ -262,7 +262,7 @@ def _about(bundle: Path, data: bytes) -> About:
     return found
 
 
-def _problem_of(about: About) -> str:
+def _problem_of(about: BundleAbout) -> str:
     """Why a bundle may not hold what it lists; empty if it may."""
     if len(about.files) > FILES_MAX:
         return f"lists {len(about.files)} files; want at most {FILES_MAX}"
@@ -270,7 +270,7 @@ def _problem_of(about: About) -> str:
         if not KNOWN.fullmatch(each.name):
             return f"{each.name[:200]!r} is nothing that belongs into a bundle"
         try:
-            header_of(each.name, each.size)
+            archive_header(each.name, each.size)
         except ValueError as error:
             return str(error)
     total = sum(each.size for each in about.files)

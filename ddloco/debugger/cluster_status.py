@@ -20,7 +20,7 @@ from ddloco.machines.syncer.machine import Syncer
 from ddloco.monitoring.actor_view import actor_picture
 from ddloco.monitoring.status_view import picture, seconds
 from ddloco.stage.actors.events import WorkFailed
-from ddloco.stage.actors.status import ActorStatus, error_in, status_of
+from ddloco.stage.actors.status import ActorStatus, actor_status, error_in
 from transport import LaneBroken
 
 
@@ -158,7 +158,7 @@ def _status_of(
         told = asdict(machine.status(at))
         return RecordedLearnerStatus(**told, learner=who, event=f"{who}:{number}", at=at)
     return replace(
-        status_of(run.walker(who).actor, at),
+        actor_status(run.walker(who).actor, at),
         address=f"{who}:{number}",
         name=run.program.name,
         job=run.program.id,

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clocks import actor_of
-from ddloco.debugger.merge_history import Answer, Merge
+from ddloco.debugger.merge_history import Merge, MergeAnswer
 from ddloco.debugger.recorded_job import RecordedJob
 
 BEFORE_STEPS = 20
@@ -328,7 +328,7 @@ def _outliers(run: RecordedJob) -> list[Outlier]:
     """Return the contributions that stand out. One that is alone in its merge is compared with the
     newest ones to that fragment before it."""
     found: list[Outlier] = []
-    former: dict[int, deque[tuple[Answer, float]]] = {}
+    former: dict[int, deque[tuple[MergeAnswer, float]]] = {}
     for merge in run.merges():
         newest = former.setdefault(merge.fragment, deque(maxlen=FORMER_MAX))
         found += _outliers_of(merge, newest)
@@ -337,7 +337,7 @@ def _outliers(run: RecordedJob) -> list[Outlier]:
     return found
 
 
-def _outliers_of(merge: Merge, former: Collection[tuple[Answer, float]]) -> list[Outlier]:
+def _outliers_of(merge: Merge, former: Collection[tuple[MergeAnswer, float]]) -> list[Outlier]:
     """Return the contributions to a merge whose norm stands out from the others', or from those to
     the fragment's former merges."""
     answers = [(each, each in merge.refused) for each in (*merge.contributions, *merge.refused)]
@@ -365,7 +365,7 @@ def _outliers_of(merge: Merge, former: Collection[tuple[Answer, float]]) -> list
     return found
 
 
-def _expected(norm: float, of: Answer, steps_of: Answer) -> float:
+def _expected(norm: float, of: MergeAnswer, steps_of: MergeAnswer) -> float:
     """The norm of a contribution for as many steps as another one: that of more steps grows at most
     with their number, that of fewer falls at least with its root."""
     ratio = max(steps_of.steps, 1) / max(of.steps, 1)

@@ -18,7 +18,7 @@ from ddloco.job.protocol.work import FragmentMerged
 from ddloco.machines.data_parallel.coordinator import Coordinator
 from ddloco.machines.syncer.accounts import LATE, mean_tokens
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.machines.syncer.pacing import Waiting
+from ddloco.machines.syncer.pacing import NextSync
 from ddloco.machines.syncer.rounds import NOT_FRESH
 from ddloco.machines.syncer.syncs import Sync
 from ddloco.stage.actors.actor import Actor
@@ -43,7 +43,7 @@ class Wait(Struct, frozen=True):
     grace_s: float
 
 
-class Answer(Struct, frozen=True):
+class MergeAnswer(Struct, frozen=True):
     """One learner's contribution to a merge, merged or refused.
 
     Attributes:
@@ -124,8 +124,8 @@ class Merge(Struct, frozen=True):
     launched_at: float
     wait: Wait
     live: int
-    contributions: tuple[Answer, ...]
-    refused: tuple[Answer, ...]
+    contributions: tuple[MergeAnswer, ...]
+    refused: tuple[MergeAnswer, ...]
     absent: tuple[Absence, ...]
     moved: float
     theta: str
@@ -339,12 +339,12 @@ class MergeHistory:
         )
 
 
-def _answer(done: _Open, learner: str, weight: float, event: FragmentMerged) -> Answer:
+def _answer(done: _Open, learner: str, weight: float, event: FragmentMerged) -> MergeAnswer:
     """A contribution that was part of the work of a merge."""
     came = done.arrived[learner]
     found = next((each for each in event.measured if each.name == learner), None)
     said = came.said
-    return Answer(
+    return MergeAnswer(
         learner=learner,
         event=came.event,
         base=said.base,
@@ -359,7 +359,7 @@ def _answer(done: _Open, learner: str, weight: float, event: FragmentMerged) -> 
     )
 
 
-def wait_of(waited: Waiting, launched_at: float) -> Wait:
+def wait_of(waited: NextSync, launched_at: float) -> Wait:
     """Split the time before a launch into what held it: floor, then quorum, then grace window.
 
     Args:

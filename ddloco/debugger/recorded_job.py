@@ -16,7 +16,7 @@ from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.work import RunStep, StepFinished
-from ddloco.replayer.recording import open_recording, program_in, settings_of
+from ddloco.replayer.recording import named_settings, open_recording, program_in
 from ddloco.roles.job_program import JobProgram
 from ddloco.roles.resume import JobStartPoint, plan_of
 from ddloco.stage.files.toml import ConfigError
@@ -41,7 +41,7 @@ class RecordedJob(RecordedRun):
 
     def settings(self) -> dict[str, Any]:
         """Return all settings, also those that say nothing and are left out of tapes."""
-        return settings_of(to_builtins(self.job))
+        return named_settings(to_builtins(self.job))
 
     @property
     def syncers(self) -> list[str]:

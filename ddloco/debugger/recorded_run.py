@@ -14,7 +14,7 @@ import msgspec
 from clocks import VectorClock, actor_of, number_of
 from ddloco.debugger.timeline import clock_offsets
 from ddloco.replayer.gaps import begins_said, gaps_of, listed
-from ddloco.replayer.recording import permit_of, settings_of, start_point_in
+from ddloco.replayer.recording import named_settings, permit_of, start_point_in
 from ddloco.roles.job_program import JobProgram
 from ddloco.stage.actors.actor import Actor, new_actor
 from ddloco.stage.driver.resume import StartPoint
@@ -61,7 +61,7 @@ class RecordedRun:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by their names, such as ``sync.quorum`` or ``options.trainers``."""
-        return settings_of(self.program.as_plain())
+        return named_settings(self.program.as_plain())
 
     def preface(self) -> list[str]:
         """Return what people must know before any answer: gaps, and where the tapes begin."""

@@ -43,7 +43,7 @@ def write_report(run: RecordedRun, out: Path | None, other: RecordedRun | None =
         Divergence: this program decides otherwise than a tape says.
     """
     place = out if out is not None else run_folder_of(run.path) / REPORT_FILE
-    check_place(place)
+    check_report_place(place)
     page = page_of(report_data(run, other))
     try:
         with NamedTemporaryFile(dir=place.parent, prefix=".report-", delete=False) as file:
@@ -60,7 +60,7 @@ def write_report(run: RecordedRun, out: Path | None, other: RecordedRun | None =
     return place
 
 
-def check_place(place: Path) -> None:
+def check_report_place(place: Path) -> None:
     """Refuse to overwrite what is no report.
 
     Raises:

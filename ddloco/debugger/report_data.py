@@ -19,12 +19,12 @@ from ddloco.debugger.report_lanes import (
     Names,
     TapeContent,
     clip,
-    differences,
     finite,
     first_step_at,
     lanes_of,
     read_tape,
     set_spent,
+    to_differences,
 )
 from ddloco.debugger.report_merges import (
     Bars,
@@ -289,8 +289,8 @@ class _JobReader(_Reader):
             learner=learner,
             of=of,
             parts=parts,
-            at=differences(at for at, _, _ in shown),
-            step=differences(step for _, step, _ in shown),
+            at=to_differences(at for at, _, _ in shown),
+            step=to_differences(step for _, step, _ in shown),
             loss=[finite(loss) for _, _, loss in shown],
         )
 

@@ -393,7 +393,7 @@ class Names:
         return [number for pair in sorted(pairs) for number in pair]
 
 
-def differences(values: Iterable[int]) -> list[int]:
+def to_differences(values: Iterable[int]) -> list[int]:
     """Return each value's difference to the one before it; the first one as it is."""
     before, result = 0, list[int]()
     for value in values:
@@ -510,9 +510,9 @@ def _blocks(content: TapeContent, axis: Axis, names: Names, most: int, finer: in
         size=size,
         count=len(steps),
         begun=axis.place(begun),
-        end=differences(axis.place(each.at) for each in lasts),
-        n=differences(each.n for each in lasts),
-        step=differences(each.step for each in lasts),
+        end=to_differences(axis.place(each.at) for each in lasts),
+        n=to_differences(each.n for each in lasts),
+        step=to_differences(each.step for each in lasts),
         loss=[finite(sum(each.loss for each in group) / len(group)) for group in groups],
         clock=clock,
         finer=[_finer(steps, axis, each) for each in _sizes(size, -(-len(steps) // finer))],
@@ -533,9 +533,9 @@ def _finer(steps: Sequence[RawStep], axis: Axis, size: int) -> FinerSteps:
     lasts = [group[-1] for group in groups]
     return FinerSteps(
         size=size,
-        end=differences(axis.place(each.at) for each in lasts),
-        n=differences(each.n for each in lasts),
-        step=differences(each.step for each in lasts),
+        end=to_differences(axis.place(each.at) for each in lasts),
+        n=to_differences(each.n for each in lasts),
+        step=to_differences(each.step for each in lasts),
         loss=[finite(sum(each.loss for each in group) / len(group)) for group in groups],
     )
 
@@ -544,9 +544,9 @@ def _thinned(found: Sequence[Point], axis: Axis, most: int) -> Marks:
     shown = [found[i] for i in evenly(len(found), most)]
     return Marks(
         of=len(found),
-        at=differences(axis.place(each.at) for each in shown),
-        n=differences(each.n for each in shown),
-        t=differences(each.t for each in shown),
+        at=to_differences(axis.place(each.at) for each in shown),
+        n=to_differences(each.n for each in shown),
+        t=to_differences(each.t for each in shown),
         p=[each.p for each in shown],
     )
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 from msgspec import Struct
 
 from clocks import actor_of
-from ddloco.debugger.merge_history import Answer, Merge
-from ddloco.debugger.report_lanes import Axis, Names, clip, differences, evenly, finite
+from ddloco.debugger.merge_history import Merge, MergeAnswer
+from ddloco.debugger.report_lanes import Axis, Names, clip, evenly, finite, to_differences
 
 BARS_MAX = 20_000
 COLUMNS_MAX = 2_000
@@ -109,11 +109,11 @@ def bars_of(
     since = [each.launched_at - each.wait.total_s for each in shown]
     return Bars(
         of=len(merges),
-        t=differences(each.t for each in shown),
+        t=to_differences(each.t for each in shown),
         p=[each.fragment for each in shown],
         syncer=[names.number(syncer_of(each)) for each in shown],
-        n=differences(each.number for each in shown),
-        since=differences(
+        n=to_differences(each.number for each in shown),
+        since=to_differences(
             axis.place(common(syncer_of(each), at)) for each, at in zip(shown, since, strict=True)
         ),
         floor=[round(each.wait.floor_s / width) for each in shown],
@@ -206,7 +206,7 @@ def _cells_of(merge: Merge, names: Names, reasons: dict[str, int]) -> dict[str, 
     return found
 
 
-def _answered(each: Answer, state: int, who: int) -> TableCell:
+def _answered(each: MergeAnswer, state: int, who: int) -> TableCell:
     return TableCell(
         state=state,
         event=each.event,

@@ -17,7 +17,7 @@ from ddloco.replayer.recording import check_task
 from ddloco.replayer.replay_of import replay_of
 from ddloco.replayer.report import Report
 from ddloco.replayer.tape_runner import TapeRunner
-from ddloco.stage.actors.status import status_of
+from ddloco.stage.actors.status import actor_status
 from ddloco.stage.arrays.array_table import HostCopy
 from ddloco.stage.files.toml import ConfigError
 from transport import DTYPES, Payload, tensors_of
@@ -54,7 +54,7 @@ class StoppedReplay:
         self.machine = actor.machine
         told = getattr(actor.machine, "status", None)
         self.status: dict[str, Any] = to_builtins(
-            told(actor.at) if told is not None else status_of(actor, actor.at)
+            told(actor.at) if told is not None else actor_status(actor, actor.at)
         )
 
     def arrays(self, actor: str = "") -> list[str]:

@@ -8,7 +8,7 @@ import msgspec
 from clocks import actor_of
 from ddloco.debugger.causes import chain
 from ddloco.debugger.loss_analysis import analyse_losses
-from ddloco.debugger.merge_history import Absence, Answer, Merge
+from ddloco.debugger.merge_history import Absence, Merge, MergeAnswer
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.monitoring.status_view import seconds
@@ -95,7 +95,7 @@ def why_loss(run: RecordedJob) -> Told:
     return findings.lines(), msgspec.to_builtins(findings)
 
 
-def _contribution_line(each: Answer) -> str:
+def _contribution_line(each: MergeAnswer) -> str:
     figures = "" if each.norm is None else f", norm {each.norm:.4g}"
     figures += "" if each.cosine is None else f", cosine {each.cosine:.3f}"
     after = "" if each.wait_s is None else f" {seconds(each.wait_s)} after the launch,"

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from ddloco.engines.orders import Order, quoted
+from ddloco.engines.orders import EngineJob, quoted
 from ddloco.stage.files.toml import ConfigError
 
 SUBMIT = ("kubectl", "apply", "--filename=-")
@@ -142,7 +142,7 @@ TEMPLATE = """\
 {volumes}"""
 
 
-def launch(order: Order) -> str:
+def launch(order: EngineJob) -> str:
     """The manifests of all actors of a job."""
     _check(order)
     table, name = order.settings.kubernetes, order.job.job.name
@@ -159,7 +159,7 @@ def launch(order: Order) -> str:
     return "".join([head, *syncers, _learners(order)])
 
 
-def scale(order: Order, count: int) -> str:
+def scale(order: EngineJob, count: int) -> str:
     """The command that makes ``count`` learners of the order's."""
     _check(order)
     patch = json.dumps({"spec": {"completions": count, "parallelism": count}})
@@ -169,7 +169,7 @@ def scale(order: Order, count: int) -> str:
     )
 
 
-def _check(order: Order) -> None:
+def _check(order: EngineJob) -> None:
     table, name = order.settings.kubernetes, order.job.job.name
     if not NAME.fullmatch(name):
         said = "is no name for Kubernetes; want at most 40 lower-case letters, digits and hyphens"
@@ -190,7 +190,7 @@ def _check(order: Order) -> None:
         raise ConfigError(f"launch.kubernetes.secret: {said}")
 
 
-def _syncer(order: Order, actor: str) -> str:
+def _syncer(order: EngineJob, actor: str) -> str:
     name, lead = order.job.job.name, order.job.syncer_names()[0]
     command = ["ddloco", "syncer", "/job/job.toml", *order.sets, "--join", "--dir"]
     command += ["/run/ddloco/run", "--bind", f"tcp://*:{PORT}", "--name", actor]
@@ -203,7 +203,7 @@ def _syncer(order: Order, actor: str) -> str:
     )
 
 
-def _learners(order: Order) -> str:
+def _learners(order: EngineJob) -> str:
     name = order.job.job.name
     command = ["ddloco", "learner", "/job/job.toml", *order.sets, "--join", "--dir"]
     command += ["/run/ddloco/run", "--connect"]
@@ -213,7 +213,7 @@ def _learners(order: Order) -> str:
     return LEARNERS.format(**_common(order, "learner", "learner", words, key), count=order.learners)
 
 
-def _common(order: Order, role: str, actor: str, command: str, key: str) -> dict[str, Any]:
+def _common(order: EngineJob, role: str, actor: str, command: str, key: str) -> dict[str, Any]:
     """What the manifests of syncers and learners have in common."""
     table, name = order.settings.kubernetes, order.job.job.name
     lines = ["exec " + command]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ddloco.engines.orders import Order, quoted
+from ddloco.engines.orders import EngineJob, quoted
 from ddloco.stage.files.run_folder import address_file
 
 SUBMIT = ("bash", "-s")
@@ -73,14 +73,14 @@ done
 """
 
 
-def launch(order: Order) -> str:
+def launch(order: EngineJob) -> str:
     """The script that runs all actors of a job."""
     syncers = [_syncer(order, each) for each in order.job.syncer_names()]
     what = f"Runs the job {order.job.job.name} on this machine"
     return "".join([_head(order, what), *syncers, *_learners(order, 0, order.learners), TAIL])
 
 
-def scale(order: Order, count: int) -> str:
+def scale(order: EngineJob, count: int) -> str:
     """The script that makes ``count`` learners of the order's."""
     if count < order.learners:
         folder, name = quoted([str(order.folder)]), order.job.job.name
@@ -89,25 +89,25 @@ def scale(order: Order, count: int) -> str:
     return "".join([_head(order, what), *_learners(order, order.learners, count), TAIL])
 
 
-def _head(order: Order, what: str) -> str:
+def _head(order: EngineJob, what: str) -> str:
     here, folder = quoted([str(order.here)]), quoted([str(order.folder)])
     return HEAD.format(what=what, here=here, folder=folder, pause=PAUSE_S)
 
 
-def _syncer(order: Order, name: str) -> str:
+def _syncer(order: EngineJob, name: str) -> str:
     lead = order.job.syncer_names()[0]
     more = ["--bind", "tcp://127.0.0.1:*"]
     more += ["--connect", f"file:{address_file(order.folder, lead)}"] if name != lead else []
     return _kept(order, "syncer", name, more)
 
 
-def _learners(order: Order, first: int, count: int) -> list[str]:
+def _learners(order: EngineJob, first: int, count: int) -> list[str]:
     addresses = [f"file:{address_file(order.folder, each)}" for each in order.job.syncer_names()]
     more = ["--connect", *addresses]
     return [_kept(order, "learner", f"learner-{n}", more) for n in range(first, count)]
 
 
-def _kept(order: Order, role: str, name: str, more: Sequence[str]) -> str:
+def _kept(order: EngineJob, role: str, name: str, more: Sequence[str]) -> str:
     command = ["ddloco", role, str(order.file), *order.sets, "--join", "--dir", str(order.folder)]
     words = quoted([*command, "--name", name, *more])
     return f"keep {name} {words} &\nkept+=($!)\n"

@@ -10,7 +10,7 @@ from ddloco.stage.files.toml import ConfigError
 
 
 @dataclass(frozen=True)
-class Order:
+class EngineJob:
     """A job for an engine.
 
     Attributes:
@@ -37,7 +37,7 @@ class Order:
         return [f"--set={each}" for each in self.overrides]
 
 
-def check_order(order: Order) -> None:
+def check_order(order: EngineJob) -> None:
     """Refuse what no engine could carry out.
 
     Raises:

@@ -2,7 +2,7 @@
 
 import sys
 
-from ddloco.engines.orders import Order
+from ddloco.engines.orders import EngineJob
 
 SUBMIT = (sys.executable, "-")
 """What reads the text and runs it."""
@@ -41,17 +41,17 @@ job.scale({learners})
 """
 
 
-def launch(order: Order) -> str:
+def launch(order: EngineJob) -> str:
     """The program that starts all actors of a job, and waits for them."""
     return _filled(TEXT, order, order.learners)
 
 
-def scale(order: Order, count: int) -> str:
+def scale(order: EngineJob, count: int) -> str:
     """The program that finds a running job by its folder, and changes its learners."""
     return _filled(SCALE, order, count)
 
 
-def _filled(text: str, order: Order, learners: int) -> str:
+def _filled(text: str, order: EngineJob, learners: int) -> str:
     return text.format(
         name=order.job.job.name,
         file=str(order.file),

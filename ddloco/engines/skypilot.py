@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from ddloco.engines.orders import Order, quoted
+from ddloco.engines.orders import EngineJob, quoted
 from ddloco.stage.files.run_folder import address_file
 from ddloco.stage.files.toml import ConfigError
 from snapshot.storage import is_url
@@ -65,7 +65,7 @@ exit $code
 """
 
 
-def launch(order: Order) -> str:
+def launch(order: EngineJob) -> str:
     """The script that starts all actors of a job."""
     _check(order)
     parts = [HEAD.format(what=f"Starts the job {order.job.job.name} on SkyPilot")]
@@ -73,7 +73,7 @@ def launch(order: Order) -> str:
     return "".join([*parts, _learners(order, 0, order.learners)])
 
 
-def scale(order: Order, count: int) -> str:
+def scale(order: EngineJob, count: int) -> str:
     """The script that makes ``count`` learners of the order's."""
     _check(order)
     name = order.job.job.name
@@ -87,7 +87,7 @@ def scale(order: Order, count: int) -> str:
     return "\n".join([f"# Ends learners of {name} for good.", *lines, ""])
 
 
-def _check(order: Order) -> None:
+def _check(order: EngineJob) -> None:
     table, transport = order.settings.skypilot, order.job.transport
     if not is_url(table.bucket) or not table.bucket.isprintable():
         said = "want a bucket in which syncers leave their addresses, such as s3://mine/first"
@@ -105,7 +105,7 @@ def _check(order: Order) -> None:
                 raise ConfigError(f"launch.skypilot.{role}: {field[:80]!a} {said}")
 
 
-def _syncer(order: Order, actor: str) -> str:
+def _syncer(order: EngineJob, actor: str) -> str:
     lead = order.job.syncer_names()[0]
     command = [*_command(order, "syncer"), "--bind", "tcp://*:*", "--name", actor]
     command += ["--connect", _address(order, lead)] if actor != lead else []
@@ -117,7 +117,7 @@ def _syncer(order: Order, actor: str) -> str:
     return _task(order, actor, "syncer", script) + START.format(options="", part=actor)
 
 
-def _learners(order: Order, first: int, count: int) -> str:
+def _learners(order: EngineJob, first: int, count: int) -> str:
     command = [*_command(order, "learner"), "--connect"]
     command += [_address(order, each) for each in order.job.syncer_names()]
     script = f'exec {quoted(command)} --name "$DDLOCO_NAME"\n'
@@ -127,18 +127,18 @@ def _learners(order: Order, first: int, count: int) -> str:
     return _task(order, "learner", "learner", script) + loop
 
 
-def _command(order: Order, role: str) -> list[str]:
+def _command(order: EngineJob, role: str) -> list[str]:
     file = str(order.file.relative_to(order.here))
     return ["ddloco", role, file, *order.sets, "--join", "--dir", "run"]
 
 
-def _address(order: Order, syncer: str) -> str:
+def _address(order: EngineJob, syncer: str) -> str:
     """The file in the bucket that has the address of a syncer, wherever that runs."""
     name = address_file(order.folder, syncer).name
     return f"file:{SHARED}/{order.job.job.name}-{name}"
 
 
-def _task(order: Order, part: str, role: str, script: str) -> str:
+def _task(order: EngineJob, part: str, role: str, script: str) -> str:
     fields: dict[str, Any] = dict(getattr(order.settings.skypilot, role))
     mounts = {SHARED: {"source": order.settings.skypilot.bucket, "mode": "MOUNT"}}
     recovery = {"job_recovery": {"recover_on_exit_codes": list(AGAIN)}}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ddloco.engines.orders import Order, quoted
+from ddloco.engines.orders import EngineJob, quoted
 from ddloco.stage.files.run_folder import address_file
 from ddloco.stage.files.toml import ConfigError
 
@@ -77,7 +77,7 @@ squeue --noheader --array --me --name={name}-learner --format='%K %F_%K' |
 """
 
 
-def launch(order: Order) -> str:
+def launch(order: EngineJob) -> str:
     """The script that starts all actors of a job."""
     _check(order)
     name, folder = order.job.job.name, quoted([str(order.folder)])
@@ -87,7 +87,7 @@ def launch(order: Order) -> str:
     return "\n".join(parts)
 
 
-def scale(order: Order, count: int) -> str:
+def scale(order: EngineJob, count: int) -> str:
     """The script that makes ``count`` learners of the order's."""
     _check(order)
     name, folder = order.job.job.name, quoted([str(order.folder)])
@@ -97,7 +97,7 @@ def scale(order: Order, count: int) -> str:
     return "\n".join([introduction, _learners(order, order.learners, count)])
 
 
-def _check(order: Order) -> None:
+def _check(order: EngineJob) -> None:
     table, transport = order.settings.slurm, order.job.transport
     if not transport.keys and not transport.insecure:
         said = "missing; a syncer listens to other hosts with keys, or with transport.insecure"
@@ -116,7 +116,7 @@ def _check(order: Order) -> None:
                 raise ConfigError(f"{said}; want one in one line, such as --partition=gpu")
 
 
-def _processes(order: Order) -> int:
+def _processes(order: EngineJob) -> int:
     """How many nodes a learner has, which is the same for all, since they are one array.
 
     Raises:
@@ -132,7 +132,7 @@ def _processes(order: Order) -> int:
     return first
 
 
-def _syncer(order: Order, name: str) -> str:
+def _syncer(order: EngineJob, name: str) -> str:
     lead = order.job.syncer_names()[0]
     command = ["ddloco", "syncer", str(order.file), *order.sets, "--join"]
     command += ["--dir", str(order.folder), "--bind", "tcp://*:*", "--name", name]
@@ -154,7 +154,7 @@ def _about(name: str) -> str:
     return f"# {name} writes this host's name and its port where learners look for them."
 
 
-def _learners(order: Order, first: int, count: int) -> str:
+def _learners(order: EngineJob, first: int, count: int) -> str:
     command = ["ddloco", "learner", str(order.file), *order.sets, "--join", "--connect"]
     command += [_address(order, each) for each in order.job.syncer_names()]
     if order.job.tape.ship:
@@ -174,13 +174,13 @@ def _learners(order: Order, first: int, count: int) -> str:
     )
 
 
-def _address(order: Order, syncer: str) -> str:
+def _address(order: EngineJob, syncer: str) -> str:
     """The file that has the address of a syncer, wherever that runs."""
     return f"file:{address_file(order.folder, syncer)}"
 
 
 def _script(
-    order: Order,
+    order: EngineJob,
     part: str,
     more: Sequence[str],
     *,

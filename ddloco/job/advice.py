@@ -92,7 +92,7 @@ def _overlap(needed: float, mbit: float, interval: int) -> int:
     return min(max(Sync().overlap, math.ceil(steps) + 1), int(OVERLAP_SHARE * interval))
 
 
-def lines(found: Advice) -> dict[str, dict[str, object]]:
+def advised_tables(found: Advice) -> dict[str, dict[str, object]]:
     """Return the settings by table, those that differ from the defaults or are worth seeing."""
     outer = Outer()
     tables: dict[str, dict[str, object]] = {

@@ -26,7 +26,7 @@ from ddloco.stage.files.faults import LARGE, SYNCER, Faults, Whole, impossible
 from ddloco.stage.files.settings import Positive, SnapshotTable, TapeTable
 from ddloco.stage.files.span import unbounded
 from ddloco.stage.files.toml import DEPTH_MAX, ConfigError, Section, convert, read_toml
-from ddloco.stage.files.trust import digest_of
+from ddloco.stage.files.trust import job_digest
 from transport import PROTOCOL_VERSION, layout_problem
 
 T = TypeVar("T")
@@ -598,7 +598,7 @@ class Job(Section, frozen=True):
     def id(self) -> str:
         """Name and digest, which identify the job in messages and tapes."""
         # The digest covers what a tape's header contains, so readers of a tape can compute it.
-        return f"{self.job.name}-{digest_of(self.as_plain())}"
+        return f"{self.job.name}-{job_digest(self.as_plain())}"
 
     def plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:
         """How this job splits the task's parameters into fragments."""

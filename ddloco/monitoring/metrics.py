@@ -199,13 +199,13 @@ class TensorBoard:
         self._writer.close()
 
 
-def in_words(metrics: Mapping[str, float | None]) -> str:
+def metrics_in_words(metrics: Mapping[str, float | None]) -> str:
     """Metrics as the rest of a line that begins with the loss."""
     known = {name: value for name, value in metrics.items() if value is not None}
     return "".join(f", {name} {value:.4g}" for name, value in known.items())
 
 
-class Lines:
+class PrintedNotices:
     """Prints all notices, one line each, as readable text or as JSON.
 
     Args:
@@ -242,7 +242,9 @@ class Lines:
             plain |= {"metrics": metrics} if metrics else {}
             self._write(msgspec.json.encode(plain).decode())
         else:
-            self._write(f"held-out loss {loss:.4f}{in_words(metrics or {})} at global step {t}")
+            self._write(
+                f"held-out loss {loss:.4f}{metrics_in_words(metrics or {})} at global step {t}"
+            )
 
 
 def numbers_of(fields: Mapping[str, Any]) -> dict[str, float]:

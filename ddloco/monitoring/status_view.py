@@ -20,7 +20,7 @@ def picture(status: Status) -> Group:
     table: list[Table | str] = [members(shown)] if shown else []
     if len(shown) < len(status.members):
         table.append(f"and {len(status.members) - len(shown)} more learners; --json shows all")
-    syncs = [escape(in_words(sync)) for sync in status.in_flight]
+    syncs = [escape(sync_in_words(sync)) for sync in status.in_flight]
     waits = [escape(line) for line in waits_in_words(status.waiting)] if status.waiting else []
     doubts = [
         escape(f"{each.learner}: {each.refused} refused, the last: {each.refused_for}")
@@ -143,7 +143,7 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found) or "-"
 
 
-def in_words(sync: SyncInFlight) -> str:
+def sync_in_words(sync: SyncInFlight) -> str:
     """What a sync in progress waits for."""
     what = f"global step {sync.t}, fragment {sync.fragment}"
     since = f"since {seconds(sync.since_s)}"

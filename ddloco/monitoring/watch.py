@@ -22,7 +22,7 @@ from ddloco.stage.process.terminal import one_line
 if TYPE_CHECKING:
     from ddloco.job.config import Job
     from ddloco.monitoring.evaluator import Evaluator, Scored
-    from ddloco.monitoring.metrics import Lines, Metrics
+    from ddloco.monitoring.metrics import Metrics, PrintedNotices
 
 REDRAW_S = 1.0
 
@@ -126,7 +126,7 @@ async def follow(
     timeout_s: float,
     keys: Path | None,
     metrics: "Metrics",
-    lines: "Lines | None",
+    lines: "PrintedNotices | None",
     evaluate: "Evaluate | None",
 ) -> None:
     """Follow a job until it ends or a signal arrives.
@@ -223,7 +223,7 @@ def _status_from(plain: dict[str, Any]) -> Status:
 async def _follow(
     observer: Observer,
     metrics: "Metrics",
-    lines: "Lines | None",
+    lines: "PrintedNotices | None",
     evaluate: "Evaluate | None",
 ) -> None:
     def scored(t: int, loss: float, more: dict[str, float]) -> None:

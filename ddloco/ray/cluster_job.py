@@ -11,7 +11,7 @@ from typing import Any
 
 from ddloco.engines.orders import check_count
 from ddloco.job.config import Job, load_job
-from ddloco.ray.keeper import Board, Errand, Keeper
+from ddloco.ray.keeper import Errand, JobBoard, Keeper
 from ddloco.stage.files.run_folder import make_folder
 from ddloco.stage.files.toml import ConfigError
 
@@ -130,7 +130,7 @@ class ClusterJob:
         self._mark = mark
         self._board = self._found("board")
         if self._board is None:
-            board = ray.remote(Board).options(
+            board = ray.remote(JobBoard).options(
                 name=f"{self._mark}-board",
                 lifetime="detached",
                 namespace=NAMESPACE,

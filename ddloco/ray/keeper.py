@@ -51,7 +51,7 @@ class Errand:
     mark: str
 
 
-class Board:
+class JobBoard:
     """What all keepers and the user know of a job; on the head node, whose loss ends Ray."""
 
     def __init__(self) -> None:

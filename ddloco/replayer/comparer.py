@@ -7,7 +7,7 @@ from typing import Any, final
 import msgspec
 import trio
 
-from ddloco.replayer.message_matcher import Posted, key_of
+from ddloco.replayer.message_matcher import Posted, message_key
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.tape_runner import (
     DependsOnDivergence,
@@ -20,7 +20,7 @@ from ddloco.replayer.tape_runner import (
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.events import Captured, WorkFailed, WorkResult
 from ddloco.stage.driver.resume import Start, passed
-from replay import Divergence, Player, describe, tape
+from replay import Divergence, Player, event_line, tape
 from transport import GREETINGS, Marker, MessageArrived, Payload
 
 
@@ -94,12 +94,12 @@ class Comparer:
         if self._is_before(event.sender, number):
             payload = self._confirm_flight(record, event)
         elif state.posted_by(event.sender, number):
-            key = key_of(self._name, event)
+            key = message_key(self._name, event)
             posted = await state.mailbox.take(key)
             if posted is None and state.has_parted(event.sender):
                 raise DependsOnDivergence
             if posted is None:
-                raise self._differs(record, event, describe(event), "never said")
+                raise self._differs(record, event, event_line(event), "never said")
             self._compare_message(record, event, posted)
             payload = posted.payload
             if event.handle:
@@ -122,13 +122,13 @@ class Comparer:
         found = {passed(each): each for each in self._start.flight}.get(passed(event))
         if found is None:
             if type(event.body) not in GREETINGS | {Marker}:
-                said = f"{describe(event.body)} of {event.sender} was said before the cut"
+                said = f"{event_line(event.body)} of {event.sender} was said before the cut"
                 report = self._state.report
                 report.unverified += 1
                 report.gaps.append(f"{self._name}:{record.n}: {said}, and is not in the snapshot")
             return None
         if not same(msgspec.structs.replace(found, handle=event.handle), event):
-            raise self._differs(record, event, describe(event), describe(found))
+            raise self._differs(record, event, event_line(event), event_line(found))
         self._state.report.payloads += bool(event.handle)
         return self._start.payload(found)
 
@@ -137,8 +137,8 @@ class Comparer:
     ) -> None:
         said = posted.said
         if event.clock != said.clock or not _arrives_as(event.body, said.body):
-            got = f"{describe(said.body)} with clock {said.clock}"
-            recorded = f"{describe(event.body)} with clock {event.clock}"
+            got = f"{event_line(said.body)} with clock {said.clock}"
+            recorded = f"{event_line(event.body)} with clock {event.clock}"
             raise self._differs(record, event, recorded, got)
         if posted.payload is not None:
             self._state.report.payloads += 1
@@ -171,7 +171,7 @@ class Comparer:
         hint = self._executor.difference(event, found)
         if hint is not None:
             raise self._player.differs(
-                record, event, "result", describe(event), describe(found), hint=hint
+                record, event, "result", event_line(event), event_line(found), hint=hint
             )
 
     def _wrote(self, event: WorkResult) -> bool:

@@ -42,7 +42,7 @@ from ddloco.workers.process import WorkerRequestError, open_worker
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.task import TaskError, task_digest
 from ddloco.workers.task_sources import kept_modules
-from replay import Tape, describe
+from replay import Tape, event_line
 
 WITH_TENSORS = FragmentEncoded, FragmentMerged, StepFinished
 
@@ -157,7 +157,7 @@ class JobExecutor:
                 for handle in names(kept.fragment, kept.version):
                     self.arrays.put(handle, None)
             elif not self.history.agrees(kept):
-                raise Mismatch(describe(kept), describe(found.kept))
+                raise Mismatch(event_line(kept), event_line(found.kept))
             else:
                 executor.take_back(found)
 

@@ -13,7 +13,7 @@ Key = tuple[str, int, str, str, int, int]
 """A message: sender, its event, receiver as addressed, lane, session, number."""
 
 
-def key_of(receiver: str, event: MessageArrived[Any]) -> Key:
+def message_key(receiver: str, event: MessageArrived[Any]) -> Key:
     """The message that arrived at an incarnation. A listening side is addressed by its actor's
     name, a dialling one by incarnation."""
     to = actor_of(receiver) if event.peer == event.sender else receiver

@@ -19,7 +19,7 @@ from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import Start, StartPoint
 from ddloco.stage.driver.snapshot_sink import DigestSink
 from ddloco.stage.programs.executor import ComputationExecutor
-from ddloco.stage.programs.program import SOURCE, LoadedProgram, fingerprint
+from ddloco.stage.programs.program import SOURCE, LoadedProgram, program_fingerprint
 from replay import Player, Tape
 
 
@@ -55,7 +55,7 @@ class ProgramTapes:
         role = self.loaded.program.roles[actor_of(incarnation)]
         then = {**header.fingerprint, SOURCE: header.facts.get(SOURCE, "")}
         for difference in changed_facts(
-            incarnation, then, {**fingerprint(), SOURCE: self.loaded.digest}
+            incarnation, then, {**program_fingerprint(), SOURCE: self.loaded.digest}
         ):
             self.warn(difference)
         start = self.start_point.start(incarnation) if self.start_point is not None else None

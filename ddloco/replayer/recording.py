@@ -20,7 +20,7 @@ from ddloco.stage.actors.actor import ACTOR_SEMANTICS
 from ddloco.stage.driver.resume import StartPoint
 from ddloco.stage.files.run_folder import SNAPSHOTS, TAPES
 from ddloco.stage.files.toml import read_toml
-from ddloco.stage.files.trust import check_states, check_trust, content_of, digest_of
+from ddloco.stage.files.trust import check_states, check_trust, content_of, job_digest
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.entry_point import parted
 from ddloco.stage.programs.program import (
@@ -151,7 +151,7 @@ def job_of(tape: Tape) -> Job:
     return job_from(tape.header.job, f"{tape.path} (header)")
 
 
-def settings_of(plain: Mapping[str, Any]) -> dict[str, Any]:
+def named_settings(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a job or a program by their names, such as ``sync.quorum``."""
     return {key: "not set" if value is None else value for key, value in _flat(plain)}
 
@@ -171,9 +171,9 @@ def _refused(each: Tape, problem: str) -> TapeError:
 def _check_id(each: Tape) -> None:
     """The id must be that of the settings beside it."""
     header = each.header
-    if header.job_id.rpartition("-")[2] != digest_of(header.job) or not content_of(header.job):
+    if header.job_id.rpartition("-")[2] != job_digest(header.job) or not content_of(header.job):
         said = f"says job {header.job_id[:80]}, but its settings have the digest "
-        raise _refused(each, f"{said}{digest_of(header.job)}")
+        raise _refused(each, f"{said}{job_digest(header.job)}")
 
 
 def _check_semantics(each: Tape, ours: Sequence[str]) -> None:

@@ -28,8 +28,8 @@ from ddloco.machines.registry import machine_for
 from ddloco.replayer.comparer import MEASURED
 from ddloco.replayer.job_executor import JobExecutor, open_executor
 from ddloco.replayer.job_replay import COUNTED
-from ddloco.replayer.message_matcher import Mailbox, key_of
-from ddloco.replayer.recording import job_of, open_recording, run_folder_of, settings_of
+from ddloco.replayer.message_matcher import Mailbox, message_key
+from ddloco.replayer.recording import job_of, named_settings, open_recording, run_folder_of
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.tape_runner import PendingWork, TapeRunner, open_pending
@@ -93,7 +93,7 @@ def overridden(job: Job, schedule: Job) -> dict[str, tuple[Any, Any]]:
     """Return the settings of a job that the schedule decides otherwise, by name: its own value, and
     the one that holds."""
     mine, theirs = (
-        settings_of(msgspec.to_builtins(each)) for each in (job, job_under(job, schedule))
+        named_settings(msgspec.to_builtins(each)) for each in (job, job_under(job, schedule))
     )
     for name in {*job.learner, *schedule.learner}:
         key = f"learner.{name}.factor"
@@ -105,7 +105,7 @@ def overridden(job: Job, schedule: Job) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def said_of(settings: Mapping[str, tuple[Any, Any]]) -> str:
+def settings_in_words(settings: Mapping[str, tuple[Any, Any]]) -> str:
     """Return overridden settings in words."""
     listed = list(settings.items())
     said = [f"{key} = {theirs!r}, not {mine!r}" for key, (mine, theirs) in listed[:LISTED_MAX]]
@@ -196,7 +196,7 @@ class ScheduledRun:
         if refused:
             raise ConfigError(
                 f"--schedule {schedule}: these settings are those of the schedule: "
-                f"{said_of(refused)}; a run along it may differ in {FOLLOWED}"
+                f"{settings_in_words(refused)}; a run along it may differ in {FOLLOWED}"
             )
 
     async def run(self) -> None:
@@ -356,7 +356,7 @@ class ScheduleFollower:
 
     async def _message(self, record: tape.Event, event: MessageArrived[Any]) -> Any:
         """The same message, saying what its sender really said."""
-        key = key_of(self.recorded.incarnation, event)
+        key = message_key(self.recorded.incarnation, event)
         posted = await self.mailbox.take(key)
         if posted is None:
             raise TapeError(self.recorded.path, 0, f"event {record.n}: its message was never said")

@@ -12,7 +12,7 @@ from snapshot import NEWEST, Manifest, Part, SnapshotError, Store
 
 
 @dataclass(frozen=True)
-class Cut:
+class SnapshotCut:
     """The cut of a snapshot: for each incarnation, the event after which its state was taken."""
 
     parts: Mapping[str, Part]
@@ -53,9 +53,9 @@ class Cut:
         return any(actor_of(who) == actor and number < number_of(who) for who in known)
 
 
-def cut_of(parts: Sequence[Part]) -> Cut:
+def cut_of(parts: Sequence[Part]) -> SnapshotCut:
     """Return the cut of a snapshot with these parts."""
-    return Cut({part.who: part for part in parts})
+    return SnapshotCut({part.who: part for part in parts})
 
 
 def final_clock(each: Tape) -> dict[str, int]:
@@ -213,7 +213,7 @@ def _first(tapes: Sequence[Tape], place: str | Path, read: ReadStartPoint[S]) ->
 def usable_snapshots(tapes: Sequence[Tape], place: str | Path) -> list[Manifest]:
     """Return the snapshots from which all these tapes can be replayed, the preferred ones first.
 
-    Complete ones are preferred (see ``Cut.complete``), and among these the oldest.
+    Complete ones are preferred (see ``SnapshotCut.complete``), and among these the oldest.
     """
     job_id = tapes[0].header.job_id
     listed = (each.manifest for each in Store(place).snapshots())

@@ -78,7 +78,7 @@ class ReplayDoor(Protocol):
 
 
 @dataclass
-class Pending:
+class RunningWork:
     """A piece of work of a replay."""
 
     makes: tuple[str, ...] = ()
@@ -105,12 +105,12 @@ class PendingWork:
     def __init__(self, executor: ReplayExecutor, nursery: trio.Nursery) -> None:
         self.executor = executor
         self._nursery = nursery
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, RunningWork] = {}
 
     def begin(self, work: Work) -> None:
         """Begin a piece of work, if it can be done."""
         coming = self.executor.begin(work)
-        pending = self._pending[work.work] = Pending(work.makes, begun=coming is not None)
+        pending = self._pending[work.work] = RunningWork(work.makes, begun=coming is not None)
         if coming is not None:
             self._nursery.start_soon(pending.run, coming)
 
@@ -121,9 +121,9 @@ class PendingWork:
             if work.work not in given and self.executor.is_repeated(work):
                 self.begin(work)
 
-    def take(self, number: int) -> Pending:
+    def take(self, number: int) -> RunningWork:
         """Return a piece of work, at the event that has its result."""
-        return self._pending.pop(number, None) or Pending()
+        return self._pending.pop(number, None) or RunningWork()
 
 
 @asynccontextmanager

@@ -40,7 +40,7 @@ from ddloco.stage.files.faults import SYNCER
 from ddloco.stage.files.run_folder import JOB_FILE
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor, step_finished
-from ddloco.workers.fragment_store import FragmentStore, StoredFragment, digest_of
+from ddloco.workers.fragment_store import FragmentStore, StoredFragment, theta_digest
 from ddloco.workers.process import WorkerRequestError, fitting
 from ddloco.workers.snapshot_work import LAST, STATE, Last, is_copied, is_flat, theta_of
 from snapshot import NEWEST, Part, SnapshotError, Store
@@ -127,7 +127,7 @@ class JobStart(Start):
         rounds = machine.rounds if isinstance(machine, Syncer) else None
         for fragment, version, spent, batches, tokens in rounds.kept() if rounds else ():
             theta, state = (arrays.get(each) for each in names(fragment, version)[:2])
-            kept = Kept(fragment, version, spent, batches, digest_of(theta, state), tokens)
+            kept = Kept(fragment, version, spent, batches, theta_digest(theta, state), tokens)
             keep.put(StoredFragment(kept, theta, state))
 
     def bring(self, executor: WorkExecutor, arrays: ArrayTable, snapshot: str) -> OwnState:

@@ -27,7 +27,7 @@ from ddloco.job.protocol.work import FragmentEncoded, FragmentMerged
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.physics import Physics
-from ddloco.simulation.scenario import About, Work
+from ddloco.simulation.scenario import ScenarioTable, WorkTable
 from ddloco.simulation.tapes import log_maker, recorder_maker
 from ddloco.stage.files.faults import SYNCER, Fault
 from ddloco.stage.files.run_folder import JOB_FILE, LOG_FILE
@@ -70,14 +70,14 @@ class Recording:
 
     folder: Path
     overrides: tuple[str, ...] = ()
-    work: Work = field(default_factory=Work)
+    work: WorkTable = field(default_factory=WorkTable)
     without: tuple[str, ...] = ()
 
     @property
-    def scenario(self) -> About:
+    def scenario(self) -> ScenarioTable:
         """The scenario's name and description."""
         about = f"{self.folder}, with the speeds and delays of the run"
-        return About(name=self.folder.name or "run", about=about)
+        return ScenarioTable(name=self.folder.name or "run", about=about)
 
     def resolved(self, source: str) -> Job:
         """The run's job with overrides; a simulated model has the same number of fragments."""

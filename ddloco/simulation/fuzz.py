@@ -435,7 +435,7 @@ class Healing(InvariantCheck[World, Node]):
 
 
 @dataclass
-class Outcome:
+class SeedOutcome:
     """The result of one seed."""
 
     seed: int
@@ -478,17 +478,17 @@ class Watch:
         ]
 
 
-def run(seed: int, tapes: Path | None = None) -> Outcome:
+def run(seed: int, tapes: Path | None = None) -> SeedOutcome:
     """Run the hostile world of a seed with all checks; returns the result."""
     return happen(draw(seed, tapes))
 
 
-def happen(drawn: Hostile) -> Outcome:
+def happen(drawn: Hostile) -> SeedOutcome:
     """Run a world with all checks; returns the result."""
     watch = Watch(drawn.heal_at)
     fences = Fences() if drawn.frozen else None
     world = World(drawn.job, drawn.physics, watch.checks(), fences=fences)
-    outcome = Outcome(drawn.seed, faults=len(drawn.faults))
+    outcome = SeedOutcome(drawn.seed, faults=len(drawn.faults))
     try:
         world.begin(drawn.faults)
         for name, begin, end in drawn.poisoned:
@@ -532,7 +532,7 @@ TWICE_EVERY = 20
 record-is-inert)."""
 
 
-def run_checked(seed: int) -> Outcome:
+def run_checked(seed: int) -> SeedOutcome:
     """Like ``run``; one seed in twenty runs again, and again with tapes, with the same result."""
     outcome = run(seed)
     if seed % TWICE_EVERY == 0 and outcome.violation is None:
@@ -542,7 +542,7 @@ def run_checked(seed: int) -> Outcome:
     return outcome
 
 
-def _compare(outcome: Outcome, again: Outcome, invariant: str) -> None:
+def _compare(outcome: SeedOutcome, again: SeedOutcome, invariant: str) -> None:
     if again.trail != outcome.trail and outcome.violation is None:
         more = f" ({again.violation})" if again.violation else ""
         outcome.violation = f"{invariant}: {outcome.trail} and then {again.trail}{more}"

@@ -31,7 +31,7 @@ BUILT_IN = Path(__file__).parent / "scenarios"
 JOB_TABLES = ("job", "sync", "outer", "chaos", "learner", "elastic", "compress")
 
 
-class About(Section, frozen=True):
+class ScenarioTable(Section, frozen=True):
     """``[scenario]``: its name, what it shows, and how long it runs.
 
     It runs for at most ``hours`` of virtual time, until all learners together have done
@@ -48,7 +48,7 @@ class About(Section, frozen=True):
     checks: bool = True
 
 
-class Work(Section, frozen=True):
+class WorkTable(Section, frozen=True):
     """``[work]``: durations of work in seconds; ``variance`` of steps is a fraction of them.
 
     A merge takes ``merge_s``, and ``merge_each_s`` for each contribution.
@@ -108,7 +108,7 @@ class Case(Section, frozen=True):
 class Scenario(Section, frozen=True):
     """A scenario file."""
 
-    scenario: About
+    scenario: ScenarioTable
     job: dict[str, Any] = {}
     sync: dict[str, Any] = {}
     outer: dict[str, Any] = {}
@@ -116,7 +116,7 @@ class Scenario(Section, frozen=True):
     chaos: dict[str, Any] = {}
     learner: dict[str, Any] = {}
     compress: dict[str, Any] = {}
-    work: Work = Work()
+    work: WorkTable = WorkTable()
     network: Network = Network()
     chips: Chips | None = None
     lending: Lending | None = None
@@ -168,7 +168,7 @@ class Scenario(Section, frozen=True):
         return partial(_pace, job, self.work, self.chips)
 
 
-def _pace(job: Job, work: Work, chips: Chips | None, name: str, rng: random.Random) -> Pace:
+def _pace(job: Job, work: WorkTable, chips: Chips | None, name: str, rng: random.Random) -> Pace:
     step_s = work.step_s * job.learner_table(name).factor
     if chips is None or name not in job.learner_names():
         return Pace(step_s, work.variance, rng)

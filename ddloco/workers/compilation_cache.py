@@ -35,7 +35,7 @@ def cache_folder(env: Mapping[str, str], processor: str) -> Path:
     return home / "ddloco" / "compiled" / xxhash.xxh3_64_hexdigest(processor.encode())
 
 
-def settings_of(folder: Path) -> dict[str, str | int]:
+def cache_settings(folder: Path) -> dict[str, str | int]:
     """JAX's settings for a cache in this folder."""
     return {
         CACHE_DIR: str(folder),

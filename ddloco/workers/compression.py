@@ -13,7 +13,7 @@ import xxhash
 
 from ddloco.job.config import Job
 from ddloco.job.protocol.work import EncodeFragment, MergeFragment, Share
-from ddloco.machines.outer.merge import Contribution, Segment
+from ddloco.machines.outer.merge import TensorSegment, WeightedFragment
 from ddloco.stage.arrays.array_table import F32, ArrayTable, HostCopy
 from ddloco.workers.layout import Layouts
 from transport import Bytes, Payload
@@ -23,8 +23,8 @@ class MergeInputs(NamedTuple):
     """The contributions of a merge, its tensors in them, and what their changes are measured from:
     the global fragment as learners hold it, flat float32."""
 
-    contributions: list[Contribution]
-    segments: tuple[Segment, ...]
+    contributions: list[WeightedFragment]
+    segments: tuple[TensorSegment, ...]
     anchor: F32
 
 
@@ -93,9 +93,9 @@ class FragmentCompression:
         anchors = work.differences.anchors if work.differences is not None else {}
         given: list[tuple[Share, Payload]] = [(s, self._arrays.get(s.handle)) for s in work.shares]
         if not anchors:
-            whole = [Contribution(s.name, s.weight, each.pieces) for s, each in given]
+            whole = [WeightedFragment(s.name, s.weight, each.pieces) for s, each in given]
             return MergeInputs(whole, self._layouts.segments(p), anchor)
-        contributions: list[Contribution] = []
+        contributions: list[WeightedFragment] = []
         for share, payload in given:
             if share.name in anchors:
                 base: F32 = self._arrays.get(anchors[share.name])
@@ -105,7 +105,7 @@ class FragmentCompression:
                 if anchor is not theta:
                     with np.errstate(all="ignore"):
                         flat = theta + (flat - anchor)
-            contributions.append(Contribution(share.name, share.weight, flat.view(np.uint8)))
+            contributions.append(WeightedFragment(share.name, share.weight, flat.view(np.uint8)))
         return MergeInputs(contributions, self._layouts.flat_segments(p), theta)
 
     def _held(self, work: MergeFragment, theta: F32) -> F32:

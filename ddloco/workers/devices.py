@@ -16,13 +16,13 @@ from ddloco.workers.compilation_cache import (
     CACHE_DIR,
     PLACE,
     cache_folder,
-    settings_of,
+    cache_settings,
     was_quiet,
 )
 from ddloco.workers.environment import fingerprinted
 
 
-def fingerprint() -> dict[str, str]:
+def device_fingerprint() -> dict[str, str]:
     """Everything that can change arithmetic: versions, device, processor, threads, flags."""
     device = jax.devices()[0]
     return {
@@ -66,13 +66,13 @@ def keep_compiled_programs() -> None:
     """
     if PLACE in os.environ or getattr(jax.config, CACHE_DIR) is not None:
         return
-    before = {name: getattr(jax.config, name) for name in settings_of(Path())}
+    before = {name: getattr(jax.config, name) for name in cache_settings(Path())}
     try:
         folder = cache_folder(os.environ, cpu_model())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError):
         return  # No home, or one that cannot be written to: every run compiles.
-    for name, value in settings_of(folder).items():
+    for name, value in cache_settings(folder).items():
         jax.config.update(name, value)
 
     def compiled_and_loaded() -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 
-from ddloco.workers.placement import key_of, shards_of
+from ddloco.workers.placement import place_key, shards_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def _saved(leaf: Any) -> Any:
         return leaf
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or leaf.weak_type:
         return jnp.copy(leaf)
-    shards = {key_of(place): numbers.copy() for place, numbers in shards_of(leaf)}
+    shards = {place_key(place): numbers.copy() for place, numbers in shards_of(leaf)}
     # An array that is bound to its devices where it was not before would be compiled for again.
     return _Saved(leaf.shape, shards, leaf.sharding if leaf.committed else None)
 
@@ -71,7 +71,7 @@ def _restored(saved: Any) -> Any:
         (numbers,) = saved.shards.values()
         return jax.device_put(numbers).block_until_ready()
     made = jax.make_array_from_callback(
-        saved.shape, saved.sharding, lambda place: saved.shards[key_of(place)]
+        saved.shape, saved.sharding, lambda place: saved.shards[place_key(place)]
     )
     return made.block_until_ready()
 

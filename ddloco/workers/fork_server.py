@@ -157,7 +157,7 @@ class ForkServer:
             if ended == pid:
                 link = self._children.pop(pid)
                 self._forget(link)
-                said = last_words(self._saying.pop(pid))
+                said = said_before_end(self._saying.pop(pid))
                 _tell(link, Ended(os.waitstatus_to_exitcode(status), said))
                 link.close()
 
@@ -167,7 +167,7 @@ def _tell(link: socket.socket, news: News) -> None:
         link.send(encode_news(news))
 
 
-def last_words(saying: int) -> str:
+def said_before_end(saying: int) -> str:
     """What a worker has said that ended while it opened its devices: all of it goes to standard
     error, the last line is returned, without the head that XLA's log gives it."""
     with open(saying, "rb") as file:

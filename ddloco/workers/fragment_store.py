@@ -146,7 +146,7 @@ class FragmentFolder:
         except (ValueError, KeyError, OSError, RecursionError) as error:
             reason = getattr(error, "strerror", None) or error
             raise FragmentStoreError(f"{path}: cannot be read: {reason}") from None
-        if not whole or digest_of(found.theta, found.state) != kept.digest:
+        if not whole or theta_digest(found.theta, found.state) != kept.digest:
             raise FragmentStoreError(f"{path}: damaged: its digests do not match its contents")
         if path.name != _file_of(kept.fragment):
             raise FragmentStoreError(
@@ -204,7 +204,7 @@ class FragmentHistory:
         return found.kept == kept
 
 
-def digest_of(theta: F32, state: State) -> bytes:
+def theta_digest(theta: F32, state: State) -> bytes:
     """xxh3-128 of the parameters, then of the outer optimizer's state; 32 bytes."""
     return xxhash.xxh3_128_digest(np.ascontiguousarray(theta).data) + state_digest(state)
 

@@ -56,7 +56,7 @@ PLACE_BYTES = 512
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RankOutcome(msgspec.Struct, frozen=True):
     """What a rank tells rank 0 about a request.
 
     Attributes:
@@ -70,7 +70,7 @@ class Outcome(msgspec.Struct, frozen=True):
     failed: str = ""
 
 
-class OwnProcess(Protocol):
+class RankProcess(Protocol):
     """What a rank may do with its process."""
 
     def die(self, said: str) -> NoReturn:
@@ -83,7 +83,7 @@ class OwnProcess(Protocol):
 
 
 @dataclass(frozen=True)
-class Links:
+class RankLinks:
     """Connected sockets, by the other end's rank.
 
     Attributes:
@@ -96,7 +96,7 @@ class Links:
     beats: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket])
     hosts: dict[int, str] = field(default_factory=dict[int, str])
 
-    def add(self, hello: "Hello", link: socket.socket) -> None:
+    def add(self, hello: "RankHello", link: socket.socket) -> None:
         """Add the link that begins with ``hello``."""
         link.settimeout(None)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -113,7 +113,7 @@ class Group:
         process: what it may do with the process that it is in.
     """
 
-    def __init__(self, rank: Rank, links: "Links", process: "OwnProcess") -> None:
+    def __init__(self, rank: Rank, links: "RankLinks", process: "RankProcess") -> None:
         self.rank = rank
         self._links = links.requests
         self._requests = rpc.RequestReader(links.requests[0]) if rank.number else None
@@ -153,7 +153,7 @@ class Group:
         """Tell the outcome of the newest request."""
         failed = answer.reason if isinstance(answer, rpc.Failed) else ""
         batch = answer.batch if isinstance(answer, rpc.Trained) else b""
-        self._watch.tell(Outcome(self._number, batch, failed))
+        self._watch.tell(RankOutcome(self._number, batch, failed))
 
     def settle(self) -> None:
         """Wait until it is clear whether a request failed on every rank, or because one was lost:
@@ -180,7 +180,7 @@ class Group:
 class _Watch:
     """Exchanges signs of life and outcomes with the other ranks, in a thread of its own."""
 
-    def __init__(self, rank: Rank, links: "Links", process: "OwnProcess") -> None:
+    def __init__(self, rank: Rank, links: "RankLinks", process: "RankProcess") -> None:
         self.die = process.die
         self._rank = rank
         self._beats = beats = dict(links.beats)
@@ -193,9 +193,9 @@ class _Watch:
         self._heard_at = dict.fromkeys(beats, time.monotonic())
         self._heard = dict.fromkeys(beats, 0)
         """By rank, the number of the newest request of which it has told the outcome."""
-        self._own: dict[int, Outcome] = {}
+        self._own: dict[int, RankOutcome] = {}
         """Rank 0's outcomes that not all others have told, by number."""
-        self._open: list[tuple[float, int, Outcome]] = []
+        self._open: list[tuple[float, int, RankOutcome]] = []
         """When, and by which rank, an outcome was told that rank 0 has not compared yet."""
         self._ending = False
         self._lock = threading.Lock()
@@ -203,7 +203,7 @@ class _Watch:
 
     # For the main thread.
 
-    def tell(self, outcome: Outcome) -> None:
+    def tell(self, outcome: RankOutcome) -> None:
         """Tell rank 0 an outcome; rank 0 notes its own."""
         with self._lock:
             if self._rank.number:
@@ -280,7 +280,7 @@ class _Watch:
         """Compare the outcomes of the others with rank 0's own, once it has one: all draw the same
         batches, of which each trains on a part; and what one refuses all refuse, sooner or later.
         """
-        still: list[tuple[float, int, Outcome]] = []
+        still: list[tuple[float, int, RankOutcome]] = []
         for at, number, outcome in self._open:
             with self._lock:
                 own = self._own.get(outcome.number)
@@ -299,14 +299,14 @@ class _Watch:
     def _name(self, number: int) -> str:
         return f"rank {number} of {self._rank.of} on {self._hosts[number]}"
 
-    def _send(self, link: socket.socket, outcome: Outcome | None) -> None:
+    def _send(self, link: socket.socket, outcome: RankOutcome | None) -> None:
         """Send an outcome or a sign of life. Whoever reads none of it for long is lost anyway."""
         body = msgspec.msgpack.encode(outcome)
         with suppress(OSError):
             link.sendall(len(body).to_bytes(rpc.LENGTH_BYTES, "little") + body)
 
 
-decode_outcome = msgspec.msgpack.Decoder(Outcome | None).decode
+decode_outcome = msgspec.msgpack.Decoder(RankOutcome | None).decode
 
 
 class OtherArena:
@@ -323,7 +323,7 @@ def _bytes_of(array: Any) -> Any:
     return array.reshape(-1).view(np.uint8).data
 
 
-def open_group(rank: Rank, saying: int, process: OwnProcess) -> Group:
+def open_group(rank: Rank, saying: int, process: RankProcess) -> Group:
     """Meet the other ranks, and open the devices of all.
 
     Args:
@@ -349,7 +349,7 @@ def _keep_gloo_quiet() -> None:
     os.close(nowhere)
 
 
-def _meet(rank: Rank, saying: int) -> Links:
+def _meet(rank: Rank, saying: int) -> RankLinks:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     known: dict[str, Any] = {"coordinator_address": rank.coordinator} if rank.coordinator else {}
     if rank.coordinator and rank.number:
@@ -371,12 +371,12 @@ def _meet(rank: Rank, saying: int) -> Links:
             return _accepted(listener, rank, token)
     place = _told_to_all(b"")
     host, port, token = msgspec.msgpack.decode(place, type=tuple[str, int, bytes])
-    links = Links()
+    links = RankLinks()
     for beats in (False, True):
         link = socket.create_connection((host, port), MEET_S_MAX)
-        hello = Hello(token, rank.number, beats, socket.gethostname())
+        hello = RankHello(token, rank.number, beats, socket.gethostname())
         link.sendall(msgspec.msgpack.encode(hello).ljust(PLACE_BYTES, b"\0"))
-        links.add(Hello(token, 0, beats, host), link)
+        links.add(RankHello(token, 0, beats, host), link)
     return links
 
 
@@ -400,7 +400,7 @@ def _wait_for(coordinator: str) -> None:
             return
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True):
+class RankHello(msgspec.Struct, frozen=True, array_like=True):
     """The beginning of a link to rank 0.
 
     Attributes:
@@ -429,16 +429,16 @@ def _listener(host: str) -> socket.socket:
     return socket.create_server(("127.0.0.1" if host in LOOPBACK else "", 0), backlog=1024)
 
 
-def _accepted(listener: socket.socket, rank: Rank, token: bytes) -> Links:
+def _accepted(listener: socket.socket, rank: Rank, token: bytes) -> RankLinks:
     """The links of all other ranks; others that connect are turned away."""
-    links = Links()
+    links = RankLinks()
     listener.settimeout(MEET_S_MAX)
     while len(links.requests) < rank.of - 1 or len(links.beats) < rank.of - 1:
         link, _ = listener.accept()
         link.settimeout(HELLO_S_MAX)
         try:
             said = link.recv(PLACE_BYTES, socket.MSG_WAITALL).rstrip(b"\0")
-            hello = msgspec.msgpack.decode(said, type=Hello)
+            hello = msgspec.msgpack.decode(said, type=RankHello)
         except (OSError, msgspec.MsgspecError):
             link.close()
             continue

@@ -13,7 +13,7 @@ import numpy as np
 from ddloco.job.config import Outer
 from ddloco.job.protocol.compression import Format, compressed_layout
 from ddloco.job.protocol.fragment_plan import FragmentPlan, wire_layout
-from ddloco.machines.outer.merge import Segment, fragment_segments
+from ddloco.machines.outer.merge import TensorSegment, fragment_segments
 from ddloco.stage.arrays.array_table import F32
 from ddloco.workers.quantization_kernel import quantizer
 from transport import DTYPES, Bytes, Payload, Pieces, aligned, copy_payload, describe
@@ -30,9 +30,9 @@ class Layouts:
     def __init__(self, plan: FragmentPlan, outer: Outer) -> None:
         self.plan = plan
         self._outer = outer
-        self._segments: dict[int, tuple[Segment, ...]] = {}
+        self._segments: dict[int, tuple[TensorSegment, ...]] = {}
 
-    def segments(self, fragment: int) -> tuple[Segment, ...]:
+    def segments(self, fragment: int) -> tuple[TensorSegment, ...]:
         """The tensors of a fragment, with how each is merged."""
         if fragment not in self._segments:
             self._segments[fragment] = fragment_segments(self.plan, fragment, self._outer)
@@ -75,7 +75,7 @@ class Layouts:
             return flat
         return self.flat(fragment, self.wire(fragment, flat))
 
-    def flat_segments(self, fragment: int) -> tuple[Segment, ...]:
+    def flat_segments(self, fragment: int) -> tuple[TensorSegment, ...]:
         """The tensors of a fragment, with how each is merged, where contributions are flat."""
         return tuple(
             segment._replace(dtype="float32", offset=segment.start * 4)
@@ -139,7 +139,7 @@ class Layouts:
 
     def _rows(
         self, fragment: int, form: Format, data: Bytes | Pieces
-    ) -> Iterator[tuple[Bytes, Segment]]:
+    ) -> Iterator[tuple[Bytes, TensorSegment]]:
         """The bytes of each tensor in a compressed payload; tensors without elements have none."""
         at = 0
         for (_, (size,), _), segment in zip(
@@ -154,7 +154,7 @@ class Layouts:
         return stored.data if isinstance(stored, Payload) else self.wire(fragment, stored)
 
 
-def _tensor(segment: Segment, stored: Any) -> F32:
+def _tensor(segment: TensorSegment, stored: Any) -> F32:
     """A tensor of a fragment, given as bytes or flat, in float32; copied only to convert it."""
     if stored.dtype == np.float32:
         return stored[segment.start : segment.stop]
@@ -162,7 +162,7 @@ def _tensor(segment: Segment, stored: Any) -> F32:
     return view.astype(np.float32, copy=False)
 
 
-def _views(segments: tuple[Segment, ...], data: Bytes) -> list[tuple[slice, Any]]:
+def _views(segments: tuple[TensorSegment, ...], data: Bytes) -> list[tuple[slice, Any]]:
     """For each tensor its slice of the flat fragment, and its view of the bytes."""
     views: list[tuple[slice, Any]] = []
     for segment in segments:

@@ -293,11 +293,11 @@ def shards_of(array: Any) -> list[tuple[Place, Any]]:
     """
     if not isinstance(array, jax.Array):
         return [((), np.asarray(array))]
-    found = {key_of(shard.index): shard for shard in array.addressable_shards}
+    found = {place_key(shard.index): shard for shard in array.addressable_shards}
     return [(shard.index, np.asarray(shard.data)) for shard in found.values()]
 
 
-def key_of(place: Any) -> Key:
+def place_key(place: Any) -> Key:
     """The key of a place."""
     return tuple((each.start, each.stop) for each in place)
 
@@ -335,14 +335,14 @@ class OnGroup(OnMesh):
             elif self._group.rank.number in ranks:
                 shape = sharding.shard_shape(view.shape)
                 own[key] = self._group.receive(0, shape, view.dtype)
-        return jax.make_array_from_callback(view.shape, sharding, lambda at: own[key_of(at)])
+        return jax.make_array_from_callback(view.shape, sharding, lambda at: own[place_key(at)])
 
     def fetch(self, array: Any, out: Any) -> None:
         """Copy an array into ``out`` of rank 0; a shard comes from the first rank that has it."""
         if not isinstance(array, jax.Array):
             out[...] = array
             return
-        here = {key_of(shard.index): shard.data for shard in array.addressable_shards}
+        here = {place_key(shard.index): shard.data for shard in array.addressable_shards}
         for key, place, ranks in _owners(array.shape, array.sharding):
             first = min(ranks)
             if self._group.rank.number == first:
@@ -372,5 +372,5 @@ def _owners(shape: tuple[int, ...], sharding: Sharding) -> list[tuple[Key, Place
     same order on every rank."""
     found: dict[Key, tuple[Place, set[int]]] = {}
     for device, place in sharding.devices_indices_map(shape).items():
-        found.setdefault(key_of(place), (place or (), set()))[1].add(device.process_index)
+        found.setdefault(place_key(place), (place or (), set()))[1].add(device.process_index)
     return [(key, place, ranks) for key, (place, ranks) in found.items()]

@@ -22,7 +22,7 @@ from ddloco.stage.actors.events import Captured, WorkFailed
 from ddloco.stage.arrays.array_table import F32, ArrayTable, HostCopy
 from ddloco.stage.arrays.shared_memory import Region
 from ddloco.stage.driver.snapshot_sink import SnapshotSink
-from ddloco.stage.driver.snapshot_writer import Capture, Held, Tensors, payload_tensors
+from ddloco.stage.driver.snapshot_writer import ActorCapture, Held, Tensors, payload_tensors
 from ddloco.workers import rpc
 from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError
 from snapshot import Entry
@@ -48,7 +48,7 @@ LAST = "last"
 Last = rpc.Trained | rpc.Updated | None
 
 
-class SnapshotWork(Capture):
+class SnapshotWork(ActorCapture):
     """Writes the parts of one actor.
 
     Args:

@@ -27,7 +27,7 @@ from ddloco.job.protocol.work import FromShard
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView
 from ddloco.workers import rpc
 from ddloco.workers.data_stream import DataStream, ShardStream, pack_cursor, unpack_cursor
-from ddloco.workers.devices import fingerprint, keep_compiled_programs, open_devices
+from ddloco.workers.devices import device_fingerprint, keep_compiled_programs, open_devices
 from ddloco.workers.first_step import Named, SavedTree, difference, digests
 from ddloco.workers.group import Group, OtherArena
 from ddloco.workers.inner_optimizer import (
@@ -221,7 +221,7 @@ class Trainer:
         everywhere = self._placement.everywhere()
         self._sums = jax.jit(partial(tensor_sums, divided=bool(everywhere)), **everywhere)
         self._leaves_if_corrupt = request.leaves_if_corrupt
-        found = {**fingerprint(), **self._placement.fingerprint(), **self._frozen_digest}
+        found = {**device_fingerprint(), **self._placement.fingerprint(), **self._frozen_digest}
         return rpc.Prepared(leaves, found, sources_of(request.task.partition(":")[0]))
 
     def _lay_moments(self) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ddloco.job.config import Outer
 from ddloco.machines.outer.block_kernel import BlockKernel, NumpyKernel
-from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.machines.outer.merge import TensorSegment, WeightedFragment, merge_fragment
 from ddloco.machines.outer.optimizers.table import zero_state
 from ddloco.stage.process.malloc import keep_freed_memory
 from ddloco.workers.merge_kernel import merge_kernel
@@ -63,7 +63,7 @@ def _measure(dtype: str, kernel: BlockKernel, nbytes: int, repeats: int) -> dict
     theta = rng.standard_normal(size, np.float32)
     state = zero_state(OUTER, theta)
     contributions = [_contribution(theta, m, rng, dtype) for m in range(LEARNERS)]
-    segments = [Segment(0, size, rule="rda", dtype=dtype, offset=0)]
+    segments = [TensorSegment(0, size, rule="rda", dtype=dtype, offset=0)]
 
     def merge(map_chunks: Callable = map) -> None:
         merge_fragment(
@@ -97,11 +97,15 @@ def _measure(dtype: str, kernel: BlockKernel, nbytes: int, repeats: int) -> dict
     }
 
 
-def _contribution(theta: np.ndarray, m: int, rng: np.random.Generator, dtype: str) -> Contribution:
+def _contribution(
+    theta: np.ndarray, m: int, rng: np.random.Generator, dtype: str
+) -> WeightedFragment:
     values = theta + 0.01 * rng.standard_normal(theta.size, np.float32)
     if dtype == "bfloat16":
-        return Contribution(str(m), 1.0, (values.view("<u4") >> 16).astype("<u2").view(np.uint8))
-    return Contribution(str(m), 1.0, values.astype(dtype).view(np.uint8))
+        return WeightedFragment(
+            str(m), 1.0, (values.view("<u4") >> 16).astype("<u2").view(np.uint8)
+        )
+    return WeightedFragment(str(m), 1.0, values.astype(dtype).view(np.uint8))
 
 
 def _best(work: Callable[[], object], repeats: int) -> float:

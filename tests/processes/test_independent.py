@@ -103,7 +103,7 @@ def test_what_differs_is_rounding(tmp_path):
     further from the exact numbers than the independent implementation is."""
     _, single = transformer(tmp_path, "examples.tiny_gpt:task", 48)
     x64 = '[worker.env]\nJAX_ENABLE_X64 = "1"'
-    _, double = transformer(tmp_path / "double", "tests.tasks:doubled", 48, x64)
+    _, double = transformer(tmp_path / "double", "tests.double_task:task", 48, x64)
     rounded, recorded = losses_of(Model(single))
     with jax.enable_x64(True):
         exact, _ = losses_of(Model(single, np.float64))

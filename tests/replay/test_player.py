@@ -16,7 +16,7 @@ from replay import (
     Tape,
     TapeError,
     TapeWriter,
-    describe,
+    event_line,
 )
 from replay.divergence import CONTEXT_EVENTS
 from replay.tape import Effects, Raised
@@ -230,6 +230,6 @@ def test_an_empty_tape_plays(tmp_path):
 
 def test_a_long_event_is_shortened():
     """A description is one line of at most 200 characters."""
-    assert describe("x" * 198) == repr("x" * 198)
-    assert describe("x" * 199) == f"'{'x' * 196}..."
-    assert len(describe("x" * 9999)) == 200
+    assert event_line("x" * 198) == repr("x" * 198)
+    assert event_line("x" * 199) == f"'{'x' * 196}..."
+    assert len(event_line("x" * 9999)) == 200

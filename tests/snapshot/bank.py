@@ -17,10 +17,10 @@ from snapshot.participant import (
     Capture,
     Commit,
     Discard,
-    Mark,
     Moment,
     Participant,
     RecordFlight,
+    SendMarkers,
     Tell,
 )
 
@@ -228,7 +228,7 @@ class Bank:
                         self.mark(account, peer, snapshot)
                     account.writing.append((snapshot, "state"))
                     account.late.append(snapshot)
-                case Mark(snapshot, peer):
+                case SendMarkers(snapshot, peer):
                     self.mark(account, peer, snapshot)
                 case RecordFlight(snapshot, in_flight):
                     assert snapshot not in account.flights, "what was in flight is known once"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from snapshot import coordinator, participant
 from snapshot.channel_recorder import ChannelRecorder
 from snapshot.coordinator import SnapshotCoordinator
-from snapshot.participant import Capture, Mark, Own, Participant, RecordFlight
+from snapshot.participant import Capture, Own, Participant, RecordFlight, SendMarkers
 from snapshot.record import Part
 from tests.snapshot.bank import Bank
 
@@ -215,7 +215,7 @@ def a_silent_actor_is_waited_for_for_ever(patch):
 
 @bug
 def the_clocks_are_not_looked_at(patch):
-    patch.setattr(coordinator, "disagreement", lambda _: None)
+    patch.setattr(coordinator, "cut_disagreement", lambda _: None)
 
 
 # Memory.
@@ -252,5 +252,5 @@ def who_was_refused_cuts_at_the_next_marker(patch):
 @rare(1183)
 def who_is_refused_does_not_pass_markers_on(patch):
     wrap(patch, Participant, "_pass_on", lambda old, *told: [
-        ask for ask in old(*told) if not isinstance(ask, Mark)
+        ask for ask in old(*told) if not isinstance(ask, SendMarkers)
     ])  # fmt: skip

@@ -3,7 +3,7 @@
 from itertools import permutations
 
 import snapshot.coordinator as gathering_module
-from snapshot.coordinator import disagreement, new_gathering
+from snapshot.coordinator import cut_disagreement, new_gathering
 from snapshot.record import Part
 
 
@@ -131,7 +131,7 @@ def test_clocks_have_the_last_word():
     problem = "b has heard of hub:6, hub is recorded at 5"
     assert problem == gathered(part("hub", "a", "b", clock={"hub": 5}), a, b)[2]
     assert gathered(hub, a, b)[2].endswith(", and 1 more")
-    assert disagreement({"a": {"a": 1}, "b": {"b": 1, "a": 1}}) is None
+    assert cut_disagreement({"a": {"a": 1}, "b": {"b": 1, "a": 1}}) is None
 
 
 def test_who_left_without_a_word_is_absent_all_the_same():

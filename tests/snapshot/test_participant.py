@@ -18,10 +18,10 @@ from snapshot.participant import (
     Capture,
     Commit,
     Discard,
-    Mark,
     Moment,
     Participant,
     RecordFlight,
+    SendMarkers,
     Tell,
 )
 from snapshot.record import Part
@@ -168,8 +168,8 @@ def test_an_actor_that_joins_is_told_of_all_snapshots_under_way():
     one = me()
     one.marker(0.0, "i.1:3", A, lambda: now(2, "a.1", "b.1"))
     one.gone("b.1", "broken")
-    assert [Mark("i.1:3", "b.1")] == one.joined("b.1")
-    assert [Mark("i.1:3", "c.1")] == one.joined("c.1")
+    assert [SendMarkers("i.1:3", "b.1")] == one.joined("b.1")
+    assert [SendMarkers("i.1:3", "c.1")] == one.joined("c.1")
     one.failed("i.1:3", "disk full")
     assert [] == one.joined("d.1")
 
@@ -180,7 +180,7 @@ def test_too_many_are_refused_by_name():
     for number in range(UNDER_WAY_MAX):
         one.marker(0.0, f"i.1:{number}", A, partial(now, number, "a.1", "b.1"))
     mark, other, tell = one.marker(0.0, "i.1:9", A, lambda: now(9, "a.1", "b.1"))
-    assert (Mark("i.1:9", "a.1"), Mark("i.1:9", "b.1")) == (mark, other)
+    assert (SendMarkers("i.1:9", "a.1"), SendMarkers("i.1:9", "b.1")) == (mark, other)
     assert ("a.1", REFUSED) == (tell.peer, tell.part.failed)
     assert [Discard("me.1:10", REFUSED)] == one.take(0.0, now(10, "a.1", "b.1"))
     one.failed("i.1:0", "disk full")

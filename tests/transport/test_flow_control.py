@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.flow_control import WAITING_MAX, Outbox, OutboxFullError, Waiting
+from transport.flow_control import WAITING_MAX, Outbox, OutboxFullError, QueuedMessage
 from transport.message import Bye, Reset
 
 
 def said(text, **options):
-    return Waiting(Reset(text), **options)
+    return QueuedMessage(Reset(text), **options)
 
 
 def texts(messages):
@@ -84,7 +84,7 @@ def test_what_is_free_of_charge_needs_no_credit_and_uses_none():
 def test_only_what_is_free_of_charge_goes_first():
     """Nothing that costs credit jumps the queue."""
     with pytest.raises(AssertionError):
-        Outbox(1).put_first(Waiting(Bye("x")))
+        Outbox(1).put_first(QueuedMessage(Bye("x")))
 
 
 def test_a_full_lane_takes_no_more_but_still_conflates():

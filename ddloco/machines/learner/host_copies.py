@@ -16,7 +16,7 @@ from ddloco.job.protocol.messages import Pull
 from ddloco.job.protocol.work import HostFragment
 
 
-class Launches(Struct, forbid_unknown_fields=True):
+class SeenLaunches(Struct, forbid_unknown_fields=True):
     """What a learner has seen of a syncer's launches.
 
     Attributes:
@@ -59,7 +59,7 @@ class HostCopies(Struct, forbid_unknown_fields=True):
     """
 
     owners: tuple[str, ...]
-    launches: dict[str, Launches]
+    launches: dict[str, SeenLaunches]
     handles: dict[int, str] = {}
     waiting: dict[int, tuple[str, Pull]] = {}
 
@@ -114,7 +114,7 @@ class HostCopies(Struct, forbid_unknown_fields=True):
         return handles
 
     def _next_of(
-        self, syncer: str, launches: Launches, step: int, plan: FragmentPlan
+        self, syncer: str, launches: SeenLaunches, step: int, plan: FragmentPlan
     ) -> Iterable[int]:
         """The fragments that a syncer may pull during the step after ``step``.
 
@@ -151,4 +151,4 @@ def host_copies(plan: FragmentPlan, syncer_of: Callable[[int], str]) -> HostCopi
         syncer_of: returns the name of the syncer that pulls a fragment.
     """
     owners = tuple(syncer_of(p) for p in range(len(plan.fragments)))
-    return HostCopies(owners, {syncer: Launches() for syncer in sorted(set(owners))})
+    return HostCopies(owners, {syncer: SeenLaunches() for syncer in sorted(set(owners))})

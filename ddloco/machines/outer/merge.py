@@ -36,7 +36,7 @@ from ddloco.machines.outer.optimizers.table import OPTIMIZERS, zero_state
 from transport import Pieces
 
 F64 = NDArray[np.float64]
-FindFaults = Callable[[Sequence["Contribution"], Sequence[float], Sequence[str]], list[str]]
+FindFaults = Callable[[Sequence["WeightedFragment"], Sequence[float], Sequence[str]], list[str]]
 ChunkMap = Callable[[Callable[["_Chunk"], Any], Iterable["_Chunk"]], Iterable[Any]]
 
 # Four float32 blocks of this size fit the caches; with smaller ones threads compete for the GIL.
@@ -54,7 +54,7 @@ REPLACING = Outer(optimizer="sgd", lr=1.0)
 _VIEWS = {"float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": "<u2"}
 
 
-class Segment(NamedTuple):
+class TensorSegment(NamedTuple):
     """One tensor of the fragment.
 
     It is elements `start:stop` of the flat float32 fragment, merged by `rule`. In a contribution's
@@ -71,7 +71,7 @@ class Segment(NamedTuple):
     state: bool = False
 
 
-class Contribution(NamedTuple):
+class WeightedFragment(NamedTuple):
     """A learner's copy of the fragment: its name, merge weight (>= 0) and raw uint8 bytes."""
 
     name: str
@@ -99,7 +99,7 @@ class _Chunk(NamedTuple):
     """A run of blocks of segment number `which`: elements start:stop, counted in the fragment."""
 
     which: int
-    segment: Segment
+    segment: TensorSegment
     start: int
     stop: int
 
@@ -109,23 +109,23 @@ class _Work(NamedTuple):
 
     theta: F32
     anchor: F32
-    segments: Sequence[Segment]
+    segments: Sequence[TensorSegment]
     chunks: Sequence[_Chunk]
     map_chunks: ChunkMap
     kernel: BlockKernel
 
 
-def fragment_segments(plan: FragmentPlan, p: int, outer: Outer) -> tuple[Segment, ...]:
+def fragment_segments(plan: FragmentPlan, p: int, outer: Outer) -> tuple[TensorSegment, ...]:
     """Return the segments of fragment p of `plan`."""
     first = plan.fragment_slice(p)[0]
-    segments: list[Segment] = []
+    segments: list[TensorSegment] = []
     start = 0
     for i, leaf in enumerate(plan.fragments[p]):
         stop = start + leaf.size
         offset = plan.tensor_offset(p, i) - first
         state, rule = is_state(leaf.name), tensor_rule(outer, leaf.name)
         rule = value_rule(rule) if state else rule
-        segments.append(Segment(start, stop, rule, leaf.dtype, offset, state))
+        segments.append(TensorSegment(start, stop, rule, leaf.dtype, offset, state))
         start = stop
     return tuple(segments)
 
@@ -133,8 +133,8 @@ def fragment_segments(plan: FragmentPlan, p: int, outer: Outer) -> tuple[Segment
 def merge_fragment(
     theta: F32,
     state: State,
-    contributions: Sequence[Contribution],
-    segments: Sequence[Segment],
+    contributions: Sequence[WeightedFragment],
+    segments: Sequence[TensorSegment],
     *,
     outer: Outer,
     map_chunks: ChunkMap = map,
@@ -199,8 +199,8 @@ def _check_state(state: State, theta: F32, outer: Outer) -> None:
 
 def _adopt(
     theta: F32,
-    contributions: Sequence[Contribution],
-    segments: Sequence[Segment],
+    contributions: Sequence[WeightedFragment],
+    segments: Sequence[TensorSegment],
     map_chunks: ChunkMap,
     kernel: BlockKernel,
 ) -> MergeResult:
@@ -218,7 +218,7 @@ def _adopt(
     )
 
 
-def _chunks(size: int, segments: Sequence[Segment]) -> list[_Chunk]:
+def _chunks(size: int, segments: Sequence[TensorSegment]) -> list[_Chunk]:
     assert (segments[0].start, segments[-1].stop) == (0, size), "segments tile the whole of theta"
     assert all(a.stop == b.start for a, b in pairwise(segments)), "segments tile theta in order"
     step = CHUNK_BLOCKS * BLOCK_ELEMENTS
@@ -230,15 +230,15 @@ def _chunks(size: int, segments: Sequence[Segment]) -> list[_Chunk]:
 
 
 def _admit(
-    contributions: Sequence[Contribution], segments: Sequence[Segment]
-) -> tuple[list[Contribution], list[tuple[str, str]]]:
+    contributions: Sequence[WeightedFragment], segments: Sequence[TensorSegment]
+) -> tuple[list[WeightedFragment], list[tuple[str, str]]]:
     """Sort by name, and reject contributions that cannot be read."""
     ordered = sorted(contributions, key=lambda c: c.name.encode())
     for one, following in pairwise(ordered):
         if one.name == following.name:
             raise ValueError(f"two contributions are named {one.name!r}")
     needed = max(s.offset + (s.stop - s.start) * _itemsize(s) for s in segments)
-    admitted: list[Contribution] = []
+    admitted: list[WeightedFragment] = []
     refused: list[tuple[str, str]] = []
     for c in ordered:
         if not (isfinite(c.weight) and c.weight >= 0):
@@ -251,14 +251,14 @@ def _admit(
 
 
 def _by_name(
-    unread: Sequence[tuple[str, str]], candidates: Sequence[Contribution], faults: Sequence[str]
+    unread: Sequence[tuple[str, str]], candidates: Sequence[WeightedFragment], faults: Sequence[str]
 ) -> tuple[tuple[str, str], ...]:
     """All rejected contributions with their reasons, sorted by name."""
     faulty = ((c.name, fault) for c, fault in zip(candidates, faults, strict=True) if fault)
     return tuple(sorted((*unread, *faulty), key=lambda pair: pair[0].encode()))
 
 
-def _measure(work: _Work, candidates: Sequence[Contribution]) -> tuple[F64, list[str]]:
+def _measure(work: _Work, candidates: Sequence[WeightedFragment]) -> tuple[F64, list[str]]:
     """Pass one: squared norms (contribution by segment), and each contribution's first fault."""
     squares = np.zeros((len(candidates), len(work.segments)))
     faults = [""] * len(candidates)
@@ -274,7 +274,7 @@ def _measure(work: _Work, candidates: Sequence[Contribution]) -> tuple[F64, list
 
 
 def _measure_chunk(
-    work: _Work, candidates: Sequence[Contribution], chunk: _Chunk
+    work: _Work, candidates: Sequence[WeightedFragment], chunk: _Chunk
 ) -> list[tuple[float, str]]:
     found = [(0.0, "")] * len(candidates)
     # The block of the anchor stays in the cache while all contributions are compared with it.
@@ -307,7 +307,7 @@ def _measure_extreme(anchor: F32, raw: NDArray[Any]) -> tuple[float, str]:
 
 def _direct(
     work: _Work,
-    accepted: Sequence[Contribution],
+    accepted: Sequence[WeightedFragment],
     weights: Sequence[float],
     squares: F64,
     out: F32,
@@ -338,7 +338,7 @@ def _direct(
 
 def _gather_chunk(
     work: _Work,
-    accepted: Sequence[Contribution],
+    accepted: Sequence[WeightedFragment],
     how: tuple[MergeRule, Sequence[float]],
     chunk: _Chunk,
     out: F32,
@@ -395,7 +395,7 @@ def _blocks(chunk: _Chunk) -> Iterable[slice]:
         yield slice(start, min(start + BLOCK_ELEMENTS, chunk.stop))
 
 
-def _view(contribution: Contribution, segment: Segment, block: slice) -> NDArray[Any]:
+def _view(contribution: WeightedFragment, segment: TensorSegment, block: slice) -> NDArray[Any]:
     """A block's elements in a contribution, in their wire dtype; copied only if the block is in
     two pieces."""
     itemsize = _itemsize(segment)
@@ -408,5 +408,5 @@ def _is_bytes(buffer: NDArray[Any] | Pieces) -> bool:
     return isinstance(buffer, Pieces) or (buffer.dtype == np.uint8 and buffer.ndim == 1)
 
 
-def _itemsize(segment: Segment) -> int:
+def _itemsize(segment: TensorSegment) -> int:
     return np.dtype(_VIEWS[segment.dtype]).itemsize

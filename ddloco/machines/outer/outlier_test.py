@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ddloco.job.protocol.work import Measured, MergeFragment
 from ddloco.machines.outer.block_kernel import F32
-from ddloco.machines.outer.merge import F64, Contribution, Segment
+from ddloco.machines.outer.merge import F64, TensorSegment, WeightedFragment
 from ddloco.machines.outer.weights import lower_median, usual_norm
 from transport import DTYPES
 
@@ -68,7 +68,7 @@ class OutlierTest:
         work: MergeFragment,
         theta: F32,
         usual: F32 | None,
-        segments: Sequence[Segment],
+        segments: Sequence[TensorSegment],
         anchor: F32 | None = None,
     ) -> None:
         self._work = work
@@ -83,7 +83,7 @@ class OutlierTest:
         self.measured: tuple[Measured, ...] = ()
 
     def __call__(
-        self, candidates: Sequence[Contribution], norms: Sequence[float], faults: Sequence[str]
+        self, candidates: Sequence[WeightedFragment], norms: Sequence[float], faults: Sequence[str]
     ) -> list[str]:
         """The faults of all candidates: the given ones, and those found here."""
         found = list(faults)
@@ -104,12 +104,12 @@ class OutlierTest:
         step = self._sample(theta) - self._theta
         return _length(step) * sqrt(self._size / step.size)
 
-    def _is_level(self, candidate: Contribution) -> bool:
+    def _is_level(self, candidate: WeightedFragment) -> bool:
         """Whether a contribution was trained from the version that it is merged into."""
         return self._shares[candidate.name].moved == 0.0
 
     def _usual(
-        self, candidates: Sequence[Contribution], norms: Sequence[float], sound: Sequence[int]
+        self, candidates: Sequence[WeightedFragment], norms: Sequence[float], sound: Sequence[int]
     ) -> dict[int, float]:
         """The usual norm per share: from earlier merges or from the majority of this one, whichever
         is larger, since a change that affects most learners is not a fault; 0 if unknown."""
@@ -122,7 +122,7 @@ class OutlierTest:
         }
 
     def _directions(
-        self, candidates: Sequence[Contribution], level: Sequence[int], faults: list[str]
+        self, candidates: Sequence[WeightedFragment], level: Sequence[int], faults: list[str]
     ) -> dict[int, float]:
         """Reject the contribution most opposed to the others, and repeat until none is; returns the
         cosines of the remaining ones."""
@@ -155,7 +155,7 @@ class OutlierTest:
         parts = [flat[segment.start : segment.stop] for segment in self._segments]
         return self._gather(parts)
 
-    def _view(self, candidate: Contribution) -> F64:
+    def _view(self, candidate: WeightedFragment) -> F64:
         parts: list[NDArray[Any]] = []
         for segment in self._segments:
             dtype = DTYPES[segment.dtype]
@@ -172,7 +172,7 @@ class OutlierTest:
         return np.concatenate([each.astype(np.float64) for each in taken])
 
 
-def _places(segments: Sequence[Segment]) -> list[int]:
+def _places(segments: Sequence[TensorSegment]) -> list[int]:
     """For each tensor, the distance between sampled runs. It is an odd number of runs, so that in
     matrices, whose rows are often powers of two long, the sampled columns vary."""
     total = sum(segment.stop - segment.start for segment in segments)

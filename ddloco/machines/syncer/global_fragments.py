@@ -38,7 +38,7 @@ class Global(Struct, forbid_unknown_fields=True):
         return [each for each in own if each]
 
 
-class Told(NamedTuple):
+class Recipient(NamedTuple):
     """A learner that is sent global fragments.
 
     Attributes:
@@ -143,7 +143,9 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
         """Take one reference to every array."""
         return [Keep(handle) for each in self.newest_of.values() for handle in each.handles()]
 
-    def tell(self, at: float, peer: Told, p: int, *, instead: bool = False) -> Send[GlobalFragment]:
+    def tell(
+        self, at: float, peer: Recipient, p: int, *, instead: bool = False
+    ) -> Send[GlobalFragment]:
         """Send a learner the newest version of a fragment."""
         each, member = self.newest_of[p], peer.member
         # A learner that has its parameters from a donor holds a version that it was never sent, and
@@ -159,7 +161,7 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
         said = GlobalFragment(p, each.version, instead, spent=spent)
         return Send(member.peer, BULK, said, each.held or each.wire, key)
 
-    def send_replacements(self, at: float, peer: Told, p: int, *, whole: bool) -> list[Effect]:
+    def send_replacements(self, at: float, peer: Recipient, p: int, *, whole: bool) -> list[Effect]:
         """Replace a learner's fragment, which would be refused again, by the global fragment.
 
         Args:
@@ -171,7 +173,7 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
         parts = self.owned if whole else (p,)
         return [self.tell(at, peer, each, instead=True) for each in parts]
 
-    def tell_newer(self, at: float, peer: Told, progress: Progress) -> list[Effect]:
+    def tell_newer(self, at: float, peer: Recipient, progress: Progress) -> list[Effect]:
         """Send a learner every fragment newer than it reports, unless that is in flight."""
         if progress.versions == self.versions:
             return []

@@ -102,7 +102,7 @@ FRAGMENTS_NAMED_MAX = 8
 """Fragments that are named in one line of text."""
 
 
-class Place(Struct, frozen=True, forbid_unknown_fields=True):
+class SyncerPlace(Struct, frozen=True, forbid_unknown_fields=True):
     """What a syncer knows from its start on.
 
     Attributes:
@@ -169,7 +169,7 @@ class Syncer(OwnMachine):
 
     job: Job
     work: WorkNumbers = field(default_factory=WorkNumbers)
-    place: Place | None = None
+    place: SyncerPlace | None = None
     training: Training | None = None
     stopping: tuple[Status, str] | None = None
     shutdown: JobShutdown | None = None
@@ -188,7 +188,7 @@ class Syncer(OwnMachine):
         return self.training.rounds.membership.members if self.training is not None else {}
 
     @property
-    def _here(self) -> Place:
+    def _here(self) -> SyncerPlace:
         assert self.place is not None, "the first event is the start"
         return self.place
 
@@ -376,7 +376,7 @@ class Syncer(OwnMachine):
 
     def _started(self, event: Started) -> list[Effect]:
         plan, lead = self.job.plan(event.leaves), self.job.syncer_names()[0]
-        self.place = Place(event.incarnation, lead, plan)
+        self.place = SyncerPlace(event.incarnation, lead, plan)
         return [Recover(self.work.next())]
 
     def _recovered(self, event: Recovered) -> list[Effect]:

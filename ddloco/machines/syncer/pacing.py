@@ -41,7 +41,7 @@ VAIN_DOUBLINGS_MAX = 12
 """The most doublings of a deadline; nine lead from ``PULL_S_UNKNOWN`` to ``PULL_S_MAX``."""
 
 
-class Waiting(Struct, forbid_unknown_fields=True):
+class NextSync(Struct, forbid_unknown_fields=True):
     """The sync that will be launched next.
 
     Attributes:
@@ -80,10 +80,10 @@ class Pacing(Struct, forbid_unknown_fields=True):
         known = sorted(seconds for seconds in step_times if seconds > 0)
         self.step_s = known[(len(known) - 1) // 2] if known else None
 
-    def await_sync(self, at: float, t: int, fragment: int) -> Waiting:
+    def await_sync(self, at: float, t: int, fragment: int) -> NextSync:
         """Start to wait for the sync of ``t``; the first and a repeated one have no floor."""
         steps = max(t - self.launched_t, 0) if self.launched_t else 0
-        return Waiting(t, fragment, steps, since=at, floor_at=None if steps else at)
+        return NextSync(t, fragment, steps, since=at, floor_at=None if steps else at)
 
     def have_done(self, at: float, done: int, members: Collection[Member]) -> bool:
         """Whether ``done`` of the members, as many as have done some number of steps since the last
@@ -114,7 +114,7 @@ class Pacing(Struct, forbid_unknown_fields=True):
     def wait_until(
         self,
         at: float,
-        waiting: Waiting,
+        waiting: NextSync,
         sync: Sync,
         *,
         able: int,
@@ -150,7 +150,7 @@ class Pacing(Struct, forbid_unknown_fields=True):
         graced = waiting.quorum_at + waiting.grace_s
         return graced if graced > at and missing(graced) else at
 
-    def launch(self, at: float, waiting: Waiting, answers_s: Sequence[float]) -> float:
+    def launch(self, at: float, waiting: NextSync, answers_s: Sequence[float]) -> float:
         """Note the launch; returns the deadline of its pulls, in seconds.
 
         Args:

@@ -21,13 +21,19 @@ from ddloco.job.protocol.timers import LaunchDue, PullDeadline
 from ddloco.job.protocol.work import FragmentMerged
 from ddloco.machines.clients import not_in_round
 from ddloco.machines.syncer.accounts import LATE
-from ddloco.machines.syncer.global_fragments import Global, GlobalFragments, Told, names, sent_names
+from ddloco.machines.syncer.global_fragments import (
+    Global,
+    GlobalFragments,
+    Recipient,
+    names,
+    sent_names,
+)
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory
-from ddloco.machines.syncer.pacing import Pacing, Waiting
+from ddloco.machines.syncer.pacing import NextSync, Pacing
 from ddloco.machines.syncer.schedule import Schedule, due_at
-from ddloco.machines.syncer.syncs import Part, Sync
+from ddloco.machines.syncer.syncs import ReceivedContribution, Sync
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.effects import Observe
 from transport import CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
@@ -88,7 +94,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
     outliers: OutlierHistory
     schedule: Schedule = field(default_factory=Schedule)
     pacing: Pacing = field(default_factory=Pacing)
-    waiting: Waiting | None = None
+    waiting: NextSync | None = None
     syncs: dict[int, Sync] = {}
     merges: int = 0
     merged_at: float = 0.0
@@ -187,7 +193,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
             effects += self._launch(at, waiting, choose(waiting.fragment, oldest), job.compress)
         return effects
 
-    def _ready(self, job: Job, waiting: Waiting, oldest: int) -> list[Member]:
+    def _ready(self, job: Job, waiting: NextSync, oldest: int) -> list[Member]:
         """Return whom a sync pulls that no pace decides, sorted by name; empty if it must wait.
 
         With ``sync.blocking`` it is for the learners of a round that have come to its global step,
@@ -209,7 +215,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
         paced = not job.sync.blocking and t <= job.job.last_step
         return NOT_FRESH if reason is None and paced and not member.fresh else reason
 
-    def _count_able(self, waiting: Waiting, oldest: int) -> int:
+    def _count_able(self, waiting: NextSync, oldest: int) -> int:
         """Return how many learners count for the quorum; notes those that have done its steps.
 
         This runs at every event, so all members are checked once for each sync and each epoch, and
@@ -260,7 +266,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return [CancelTimer(LaunchDue()) if look is None else SetTimer(LaunchDue(), look)]
 
     def _launch(
-        self, at: float, waiting: Waiting, members: list[Member], compress: Compress
+        self, at: float, waiting: NextSync, members: list[Member], compress: Compress
     ) -> list[Effect]:
         t, fragment = waiting.t, waiting.fragment
         answers_s = [m.answer_s.value for m in members if m.answer_s.value is not None]
@@ -326,7 +332,9 @@ class Rounds(Struct, forbid_unknown_fields=True):
             sync.refused[member.peer] = None
             return self.membership.refuse(*who, problem)
         sync.awaited.pop(member.peer, None)
-        part = sync.parts[member.peer] = Part(member.incarnation, said, handle, anchor)
+        part = sync.parts[member.peer] = ReceivedContribution(
+            member.incarnation, said, handle, anchor
+        )
         return [*(Keep(each) for each in part.handles()), *self._close_if_settled(sync, shared)]
 
     def lost(self, peer: str, shared: Shared) -> list[Effect]:
@@ -478,9 +486,9 @@ class Rounds(Struct, forbid_unknown_fields=True):
         self.seen = {**seen, **asdict(self.numbers(at, job))}
         return [*effects, Observe("merge", self.seen)]
 
-    def told(self, member: Member, compress: Compress) -> Told:
+    def told(self, member: Member, compress: Compress) -> Recipient:
         """Return a learner as one that is sent global fragments."""
-        return Told(member, self.membership.merged[member.incarnation], compress)
+        return Recipient(member, self.membership.merged[member.incarnation], compress)
 
     def makes(self, sync: Sync, compress: Compress) -> list[str]:
         """Return the handles of the arrays that the merge of a sync makes."""

@@ -89,7 +89,7 @@ def waits_for(rounds: Rounds, job: Job) -> str:
         late = [peer for peer in sync.pulled if peer not in sync.parts]
         if sync.work:
             return f"the merge of global step {t}, which is being computed"
-        return f"answers to the pull of global step {t}: {names(late)}"
+        return f"answers to the pull of global step {t}: {first_names(late)}"
     waiting = rounds.waiting
     if waiting is None:
         return f"a next sync; {linked} learners are linked"
@@ -101,7 +101,7 @@ def waits_for(rounds: Rounds, job: Job) -> str:
     idle = [each for each in idle if each not in there]
     said = f"a quorum of {job.sync.quorum} for global step {waiting.t}: {len(able)} of {linked} "
     said += "linked learners have finished a step with something to merge"
-    return f"{said}; nothing new from {names(idle)}" if idle else said
+    return f"{said}; nothing new from {first_names(idle)}" if idle else said
 
 
 def _waits_in_round(rounds: Rounds, job: Job, t: int) -> str:
@@ -110,10 +110,10 @@ def _waits_in_round(rounds: Rounds, job: Job, t: int) -> str:
     found = {actor_of(m.incarnation): m for m in rounds.membership.members.values()}
     late = [name for name in train if name not in found or found[name].position < t]
     said = f"a quorum of {job.sync.quorum} for global step {t}: {len(train) - len(late)} of "
-    return f"{said}{len(train)} learners of the round have come to it, not {names(late)}"
+    return f"{said}{len(train)} learners of the round have come to it, not {first_names(late)}"
 
 
-def names(incarnations: list[str]) -> str:
+def first_names(incarnations: list[str]) -> str:
     """Return the first names, and the number of the others, as text."""
     more = len(incarnations) - NAMES_MAX
     shown = ", ".join(incarnations[:NAMES_MAX])

@@ -17,7 +17,7 @@ from ddloco.job.protocol.time_spent import TimeSpent
 from ddloco.machines.syncer.accounts import plausible
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
-from ddloco.machines.syncer.pacing import Waiting
+from ddloco.machines.syncer.pacing import NextSync
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.machines.syncer.syncs import Sync
 
@@ -65,7 +65,7 @@ def status_of(
     )
 
 
-def _waiting(at: float, waiting: Waiting, rounds: Rounds, job: Job) -> WaitingSync:
+def _waiting(at: float, waiting: NextSync, rounds: Rounds, job: Job) -> WaitingSync:
     """What the next sync waits for, since when and until when; None if the end is unknown."""
     membership, parts = rounds.membership, rounds.globals
     members = membership.members.values()

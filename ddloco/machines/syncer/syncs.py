@@ -12,10 +12,10 @@ from ddloco.machines.syncer.accounts import LATE
 from ddloco.machines.syncer.global_fragments import Global, names, sent_names
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory
-from ddloco.machines.syncer.pacing import Waiting
+from ddloco.machines.syncer.pacing import NextSync
 
 
-class Part(Struct, forbid_unknown_fields=True):
+class ReceivedContribution(Struct, forbid_unknown_fields=True):
     """A received contribution of an incarnation."""
 
     incarnation: str
@@ -35,7 +35,7 @@ class Sync(Struct, forbid_unknown_fields=True):
     t: int
     fragment: int
     pulled: tuple[str, ...]
-    waited: Waiting
+    waited: NextSync
     """What the launch waited for."""
     launched_at: float
     deadline: float
@@ -43,7 +43,7 @@ class Sync(Struct, forbid_unknown_fields=True):
     """Learners that were pulled and have not answered."""
     spoken: dict[str, int] = {}
     """How often each pulled learner had spoken at the launch."""
-    parts: dict[str, Part] = {}
+    parts: dict[str, ReceivedContribution] = {}
     refused: dict[str, None] = {}
     """Learners whose contributions were refused before the merge."""
     work: int = 0

@@ -32,7 +32,7 @@ class Stage(Protocol):
         ...
 
 
-class Role(Protocol):
+class Incarnation(Protocol):
     """One incarnation of an actor, which has just handled an event."""
 
     @property
@@ -119,7 +119,7 @@ class PerSyncer(InvariantCheck[Any, Any]):
         self._make = make
         self._checks: dict[str, InvariantCheck[Any, Any]] = {}
 
-    def started(self, stage: Stage, role: Role) -> None:
+    def started(self, stage: Stage, role: Incarnation) -> None:
         """Create the check of a new syncer and tell it of the start; learners have none."""
         name = role.actor_name
         if name in stage.job.syncer_names():
@@ -128,7 +128,7 @@ class PerSyncer(InvariantCheck[Any, Any]):
                 self._checks[name].looked = self.looked
             self._checks[name].started(stage, role)
 
-    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+    def see(self, stage: Stage, role: Incarnation, event: Event, effects: Effects) -> None:
         """Pass an event of a syncer to that syncer's check."""
         if role.actor_name in self._checks:
             self._checks[role.actor_name].see(stage, role, event, effects)

@@ -15,7 +15,7 @@ from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.membership import SILENCE_S_MIN
 from ddloco.machines.syncer.pacing import LIVE_STEPS
 from ddloco.machines.syncer.schedule import due_at
-from ddloco.replayer.invariants.base import InvariantCheck, Role, Stage
+from ddloco.replayer.invariants.base import Incarnation, InvariantCheck, Stage
 from ddloco.stage.actors.effects import Observe
 from ddloco.stage.actors.events import StopRequested
 from transport import (
@@ -38,7 +38,7 @@ HANDLED_FIRST = (TimerFired, LaneBroken, StopRequested)
 """Events that the driver handles before anything that arrives from outside."""
 
 
-class Launches(InvariantCheck[Stage, Role]):
+class Launches(InvariantCheck[Stage, Incarnation]):
     """quorum-or-grace, overlap, unmerged-pulled: how a sync is launched and closed.
 
     A sync is launched with a quorum of learners that finished a step since the last launch; not
@@ -86,12 +86,12 @@ class Launches(InvariantCheck[Stage, Role]):
         """Learners that were pulled and have neither answered nor reported since. Parts of
         snapshots do not count as a sign of life, because the syncer's machine does not see them."""
 
-    def started(self, stage: Stage, role: Role) -> None:
+    def started(self, stage: Stage, role: Incarnation) -> None:
         """Forget the syncs of the previous incarnation, which ended with it."""
         if role.actor_name in stage.job.syncer_names():
             self._forget()
 
-    def see(self, stage: Stage, role: Role, event: Event, effects: Sequence[Effect]) -> None:
+    def see(self, stage: Stage, role: Incarnation, event: Event, effects: Sequence[Effect]) -> None:
         """Check the events of a syncer; only syncers launch syncs."""
         if not isinstance(role.actor.machine, Syncer):
             return
@@ -194,7 +194,7 @@ class Launches(InvariantCheck[Stage, Role]):
                 pass
 
     def _launched(
-        self, stage: Stage, role: Role, t: int, fragment: int, peers: Sequence[str]
+        self, stage: Stage, role: Incarnation, t: int, fragment: int, peers: Sequence[str]
     ) -> None:
         sync, links, at = stage.job.sync, role.actor.links, role.at
         self.hold(len(set(peers)) == len(peers), GRACE, f"sync {t} pulls one twice")
@@ -272,7 +272,7 @@ class Launches(InvariantCheck[Stage, Role]):
         """The shortest known step of any linked learner; 0 if none is known."""
         return min((s for name in self._heard if (s := self._step_s[name])), default=0.0)
 
-    def _waits(self, stage: Stage, role: Role, event: Event) -> None:
+    def _waits(self, stage: Stage, role: Incarnation, event: Event) -> None:
         """Check that a sync with a quorum is launched when its floor and grace window are over."""
         machine: Any = role.actor.machine
         waiting, at = machine.rounds.waiting if machine.rounds else None, role.at

@@ -17,7 +17,7 @@ from typing import Any
 
 from ddloco.job.protocol.messages import Contribution, Progress, Pull
 from ddloco.job.protocol.work import FragmentMerged, MergeFragment, StepFinished
-from ddloco.replayer.invariants.base import Effects, InvariantCheck, Role, Stage
+from ddloco.replayer.invariants.base import Effects, Incarnation, InvariantCheck, Stage
 from ddloco.stage.actors.effects import Observe
 from transport import Event, MessageArrived, Transmit
 
@@ -52,7 +52,7 @@ class MergedShare:
         )
 
 
-class MergedTokens(InvariantCheck[Stage, Role]):
+class MergedTokens(InvariantCheck[Stage, Incarnation]):
     """Counts trained and merged tokens from events and effects; it raises no violations."""
 
     def __init__(self) -> None:
@@ -68,12 +68,12 @@ class MergedTokens(InvariantCheck[Stage, Role]):
         self._took_part: Counter[str] = Counter()
         self._merges = 0
 
-    def started(self, stage: Stage, role: Role) -> None:
+    def started(self, stage: Stage, role: Incarnation) -> None:
         """A syncer that has started has no links yet."""
         if role.actor_name in stage.job.syncer_names():
             self._linked[role.actor_name] = set()
 
-    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+    def see(self, stage: Stage, role: Incarnation, event: Event, effects: Effects) -> None:
         """Count tokens from an event, and note the syncs that it launches."""
         del stage
         # Exact types are compared because a simulated world passes every event and effect here.

@@ -43,7 +43,7 @@ next."""
 
 
 @dataclass
-class Finding:
+class InvariantResult:
     """The result for one invariant; it holds if ``violation`` is None.
 
     ``looked`` is the number of checks; ``ref`` is the event that violates it; ``until`` is the
@@ -118,9 +118,9 @@ class Audit:
         self._looking = [*self._checks, self._tokens]
         self._stopped: dict[str, str] = {}
         self._played = 0
-        self._violations: dict[str, Finding] = {}
+        self._violations: dict[str, InvariantResult] = {}
 
-    def run(self) -> list[Finding]:
+    def run(self) -> list[InvariantResult]:
         """Audit all tapes; returns the result for each invariant.
 
         Raises:
@@ -131,9 +131,11 @@ class Audit:
         looked: Counter[str] = Counter({SAME: self._played})
         for check in self._checks:
             looked += check.looked
-        findings: list[Finding] = []
+        findings: list[InvariantResult] = []
         for name in INVARIANTS:
-            found = self._violations.get(name) or Finding(name, until=self._stopped.get(name))
+            found = self._violations.get(name) or InvariantResult(
+                name, until=self._stopped.get(name)
+            )
             found.looked = looked[name]
             findings.append(found)
         return findings
@@ -170,7 +172,7 @@ class Audit:
 
     def _violated(self, invariant: str, ref: str, said: str) -> None:
         """Record the first violation of an invariant; later ones may be its consequences."""
-        self._violations.setdefault(invariant, Finding(invariant, violation=said, ref=ref))
+        self._violations.setdefault(invariant, InvariantResult(invariant, violation=said, ref=ref))
 
     def _stop(self, check: InvariantCheck[Any, Any], ref: str) -> None:
         """Stop using a check after a violation, because its state is wrong then."""

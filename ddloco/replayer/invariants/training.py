@@ -53,7 +53,7 @@ from ddloco.job.protocol.work import (
 from ddloco.machines.clients import after_step
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.replayer.invariants.base import Effects, InvariantCheck, Role, Stage
+from ddloco.replayer.invariants.base import Effects, Incarnation, InvariantCheck, Stage
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Finish, Observe
 from transport import Event, MessageArrived, Transmit
@@ -69,7 +69,7 @@ class PendingMerges:
     merging: dict[int, MergeFragment] = field(default_factory=dict[int, MergeFragment])
 
 
-class Merging(InvariantCheck[Stage, Role]):
+class Merging(InvariantCheck[Stage, Incarnation]):
     """merge-once, token-conservation, outer-monotone, weights-valid, staleness-bound,
     merge-order-canonical, no-zombie: what the syncer does with contributions."""
 
@@ -88,13 +88,13 @@ class Merging(InvariantCheck[Stage, Role]):
         self._spent: set[tuple[str, int, int]] = set()
         self._pending: dict[str, PendingMerges] = {}
 
-    def started(self, stage: Stage, role: Role) -> None:
+    def started(self, stage: Stage, role: Incarnation) -> None:
         """A new syncer has no merges in progress, and does not know what only the old one knew."""
         if role.actor_name in stage.job.syncer_names():
             before = self._pending.get(role.actor_name)
             self._pending[role.actor_name] = PendingMerges(before.newest if before else Counter())
 
-    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+    def see(self, stage: Stage, role: Incarnation, event: Event, effects: Effects) -> None:
         """Check the events of a syncer; only syncers merge."""
         if not isinstance(role.actor.machine, Syncer):
             return
@@ -234,7 +234,7 @@ class Trained:
         )
 
 
-class Learning(InvariantCheck[Stage, Role]):
+class Learning(InvariantCheck[Stage, Incarnation]):
     """no-learner-waits-on-learner, inner-steps-never-block, outer-monotone, no-unhealed-donor,
     and token-conservation of what learners report to have trained on.
 
@@ -255,11 +255,11 @@ class Learning(InvariantCheck[Stage, Role]):
         self._trained: dict[str, Trained] = {}
         self._instead: set[tuple[str, int, int]] = set()
 
-    def died(self, stage: Stage, role: Role) -> None:
+    def died(self, stage: Stage, role: Incarnation) -> None:
         """Forget an incarnation that has ended."""
         self._trained.pop(role.incarnation, None)
 
-    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+    def see(self, stage: Stage, role: Incarnation, event: Event, effects: Effects) -> None:
         """Check the events of a learner; only learners train."""
         if not isinstance(role.actor.machine, Learner):
             return
@@ -349,7 +349,7 @@ def begins(event: Event, *, blocking: bool) -> bool:
     return isinstance(event, StateInstalled) or (blocking and isinstance(event, FragmentDecoded))
 
 
-class Causal(InvariantCheck[Stage, Role]):
+class Causal(InvariantCheck[Stage, Incarnation]):
     """clock-causal: an actor's own entry counts its events; other entries only grow, and are not
     smaller than those of any message it accepts.
 
@@ -364,15 +364,15 @@ class Causal(InvariantCheck[Stage, Role]):
         super().__init__()
         self._before: dict[str, dict[str, int]] = {}
 
-    def started(self, stage: Stage, role: Role) -> None:
+    def started(self, stage: Stage, role: Incarnation) -> None:
         """A new incarnation knows nothing."""
         self._before[role.incarnation] = {}
 
-    def died(self, stage: Stage, role: Role) -> None:
+    def died(self, stage: Stage, role: Incarnation) -> None:
         """Forget the clock of an incarnation that has ended."""
         self._before.pop(role.incarnation, None)
 
-    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+    def see(self, stage: Stage, role: Incarnation, event: Event, effects: Effects) -> None:
         """Compare the clock with its previous value and with the received one."""
         me, clock, floors = role.incarnation, role.actor.clock, role.actor.floors
         before = self._before[me]
@@ -402,7 +402,7 @@ def _displaced(name: str, known: Sequence[str]) -> bool:
     return len(newer) >= INCARNATIONS_MAX
 
 
-class Durable(InvariantCheck[Stage, Role]):
+class Durable(InvariantCheck[Stage, Incarnation]):
     """ack-after-durable: a restarted syncer has every version that any learner has received."""
 
     invariants = ("ack-after-durable",)
@@ -415,7 +415,7 @@ class Durable(InvariantCheck[Stage, Role]):
         """By actor and incarnation number, the newest version of each fragment that was sent, and
         to whom."""
 
-    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+    def see(self, stage: Stage, role: Incarnation, event: Event, effects: Effects) -> None:
         """Check when a syncer has recovered, and when a learner receives a version.
 
         These may be seen in either order, because tapes are processed one by one.

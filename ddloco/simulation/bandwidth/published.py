@@ -105,7 +105,7 @@ BITS: tuple[tuple[int, Method], ...] = ((16, "decoupled"), (4, "decoupled-4bit")
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PublishedPair:
     """Two published figures, and the settings in which they are searched.
 
     Args:
@@ -125,7 +125,7 @@ class Claim:
     sites: tuple[int, ...]
 
 
-HEADLINE_CLAIM = Claim(
+HEADLINE_CLAIM = PublishedPair(
     gbit_s=(198.0, 0.84),
     half_digits=(0.5, 0.005),
     gridded=False,
@@ -136,7 +136,7 @@ HEADLINE_CLAIM = Claim(
 """The announcement: 0.84 instead of 198 Gbit/s between 8 data centres (paper 8.1). The search
 covers the model sizes that were trained, and steps of up to 5 s. Neither figure is on the grid."""
 
-PAIR_CLAIM = Claim(
+PAIR_CLAIM = PublishedPair(
     gbit_s=(104.8, 1.7),
     half_digits=(0.05, 0.05),
     gridded=True,
@@ -176,7 +176,7 @@ class Reading:
     decoupled: float
 
 
-def search(claim: Claim) -> tuple[int, list[Reading]]:
+def search(claim: PublishedPair) -> tuple[int, list[Reading]]:
     """The number of settings tried, and those that give both figures."""
     found: list[Reading] = []
     choices = list(product(claim.sizes, LAYERS, claim.steps_s, claim.sites, TARGETS))
@@ -189,7 +189,7 @@ def search(claim: Claim) -> tuple[int, list[Reading]]:
 
 
 def _with_decoupled(
-    claim: Claim, setting: Setting, target: float, data_parallel: float
+    claim: PublishedPair, setting: Setting, target: float, data_parallel: float
 ) -> Iterator[Reading]:
     for bits, method in BITS:
         for model, name in MODELS:
@@ -199,12 +199,12 @@ def _with_decoupled(
                 yield Reading(used, target, name, data_parallel, _said(claim, exact))
 
 
-def _said(claim: Claim, exact: float) -> float:
+def _said(claim: PublishedPair, exact: float) -> float:
     """The value as the claim would print it: on the grid or not."""
     return float(GRID[np.searchsorted(GRID, exact * (1 - 1e-9))]) if claim.gridded else exact
 
 
-def _same(claim: Claim, which: int, exact: float) -> bool:
+def _same(claim: PublishedPair, which: int, exact: float) -> bool:
     if not 0 < exact <= GRID[-1]:
         return False
     return abs(_said(claim, exact) - claim.gbit_s[which]) < claim.half_digits[which]

@@ -31,11 +31,11 @@ from snapshot import (
     Commit,
     Discard,
     Forget,
-    Mark,
     Moment,
     Part,
     Participant,
     RecordFlight,
+    SendMarkers,
     Tell,
     problem_of,
     split,
@@ -323,7 +323,7 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
             case Capture():
                 self.cuts.append(ask)
                 return []
-            case Mark(snapshot, peer):
+            case SendMarkers(snapshot, peer):
                 return self._mark(peer, snapshot)
             case RecordFlight():
                 return [self._record_flight(ask)]

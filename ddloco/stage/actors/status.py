@@ -80,7 +80,7 @@ class ActorStatus(Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-def status_of(actor: Actor[Any, Any, Any, Any], at: float) -> ActorStatus:
+def actor_status(actor: Actor[Any, Any, Any, Any], at: float) -> ActorStatus:
     """Return the status of an actor, as far as the actor itself knows it.
 
     Args:

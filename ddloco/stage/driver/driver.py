@@ -28,7 +28,7 @@ from ddloco.stage.actors.events import (
     StopRequested,
     WorkResult,
 )
-from ddloco.stage.actors.status import error_in, status_of
+from ddloco.stage.actors.status import actor_status, error_in
 from ddloco.stage.actors.timers import Timers
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.arrays.reassembly import Reassembly
@@ -319,7 +319,7 @@ class Driver:
     def _seen_from_outside(self, at: float) -> dict[str, Any]:
         queue = len(self._urgent) + self._waiting.statistics().current_buffer_used
         return msgspec.to_builtins(
-            msgspec.structs.replace(status_of(self.actor, at), queue=queue, error=self._error)
+            msgspec.structs.replace(actor_status(self.actor, at), queue=queue, error=self._error)
         )
 
     # The door.

@@ -32,7 +32,7 @@ Held = list[tuple[Kind, str, Tensors]]
 """The kind, name and tensors of the arrays to write."""
 
 
-class Capture(Doer):
+class ActorCapture(Doer):
     """Performs the snapshot work of an actor whose worker has no state.
 
     Args:

@@ -48,7 +48,7 @@ def content_of(plain: Mapping[str, Any]) -> bytes:
         return b""  # Not written by a recorder.
 
 
-def digest_of(plain: Mapping[str, Any]) -> str:
+def job_digest(plain: Mapping[str, Any]) -> str:
     """The digest in a job's id, after its name."""
     return hashlib.sha256(content_of(plain)).hexdigest()[:12]
 

@@ -155,13 +155,13 @@ decode_described: SideDecoder[Described | Denied | Over] = SideDecoder(
 
 def want_of(program: Runnable, known: int, exact: int = 0, folder: Path | None = None) -> Want:
     """The request of an actor of this program."""
-    want = Want(known, program.id, program.source(folder), settings_of(program), exact)
+    want = Want(known, program.id, program.source(folder), shared_settings(program), exact)
     if len(encode(want)) > WORD_BYTES_MAX:
         return msgspec.structs.replace(want, settings={})
     return want
 
 
-def settings_of(program: Runnable) -> dict[str, str]:
+def shared_settings(program: Runnable) -> dict[str, str]:
     """The settings that must be equal on all hosts, by name."""
     flat: dict[str, str] = {}
 

@@ -38,7 +38,7 @@ from ddloco.stage.nodes.incarnation_grants import (
     decode_described,
     decode_question,
     differences,
-    settings_of,
+    shared_settings,
 )
 from ddloco.stage.nodes.lease import Lease
 from ddloco.stage.nodes.runnable import Runnable
@@ -81,7 +81,7 @@ def newest_on_tape(tapes: Path, name: str) -> int:
     return max((number_of(each) for each in there if actor_of(each) == name), default=0)
 
 
-class Record:
+class NumberRecord:
     """The newest number of each actor, in a file.
 
     Args:
@@ -140,7 +140,7 @@ class Registrar:
     def __init__(
         self,
         program: Runnable,
-        record: Record,
+        record: NumberRecord,
         endpoint: Endpoint,
         note: Callable[[str, dict[str, Any]], None],
         time: TimeSource | None = None,
@@ -149,7 +149,7 @@ class Registrar:
     ) -> None:
         self._names = frozenset(program.names) - {program.lead}
         self._program = program
-        self._settings = settings_of(program)
+        self._settings = shared_settings(program)
         self._digest = program.source(record.folder)
         self._record = record
         self._endpoint = endpoint

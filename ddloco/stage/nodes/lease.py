@@ -136,7 +136,7 @@ def this_kernel() -> str:
         return platform.node()
 
 
-def id_of(folder: Path) -> str:
+def folder_id(folder: Path) -> str:
     """What tells a folder from all others; it is written there the first time.
 
     Raises:
@@ -180,7 +180,7 @@ class Lease:
         self._now = now or SuspendAwareTime().now
         self._boot = this_kernel() if boot is None else boot
         self._nonce = secrets.token_hex(8)
-        self._folder = "" if locks is None else id_of(locks)
+        self._folder = "" if locks is None else folder_id(locks)
         self._mutex = threading.Lock()
         self.predecessor = 0
         self.elsewhere = False

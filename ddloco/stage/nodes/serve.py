@@ -33,7 +33,12 @@ from ddloco.stage.nodes.incarnation_grants import (
     tell_late,
     want_of,
 )
-from ddloco.stage.nodes.incarnation_registrar import Record, RecordError, Registrar, newest_on_tape
+from ddloco.stage.nodes.incarnation_registrar import (
+    NumberRecord,
+    RecordError,
+    Registrar,
+    newest_on_tape,
+)
 from ddloco.stage.nodes.lease import INTERRUPTED, LOOK_S, SILENT_S, Lease, LeaseTakenError
 from ddloco.stage.nodes.node import HostedActor, Notes
 from ddloco.stage.nodes.place_mirror import PlaceMirror
@@ -228,7 +233,7 @@ def _note_followed(folder: Path, links: Links[Any]) -> None:
     if newest <= number_of(me):
         return
     with suppress(OSError, RecordError):  # Then it hears of it again.
-        Record(folder).note(actor_of(me), newest)
+        NumberRecord(folder).note(actor_of(me), newest)
         if SUPERSEDED_UNLINKED in links.counters:
             tape = folder / TAPES / f"{me}{SUFFIX}"
             tape.rename(tape.with_suffix(".superseded"))
@@ -307,7 +312,7 @@ async def _hosted(
     channel: ZmqEndpoint | SideChannel = endpoint
     leads, linked = name == program.lead, bool(program.listeners)
     if leads and linked:
-        granting = Registrar(program, Record(folder), endpoint, notes.write, lease=lease)
+        granting = Registrar(program, NumberRecord(folder), endpoint, notes.write, lease=lease)
     elif name in program.listeners:
         granting = Gate(program, endpoint, notes.write)
     if granting is not None:
@@ -539,7 +544,7 @@ def who_leads(
     """
     start_point = None
     try:
-        record = Record(folder)
+        record = NumberRecord(folder)
         number = max(record.newest(name), lease.predecessor if lease is not None else 0) + 1
         if terms.snapshot and number == 1:
             start_point = program.start_point(terms.snapshot, name, trust=terms.trust)

@@ -12,7 +12,7 @@ from ddloco.stage.actors.events import Computed, WorkFailed, WorkResult
 from ddloco.stage.actors.work_table import doers
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.snapshot_sink import SnapshotSink
-from ddloco.stage.driver.snapshot_writer import Capture
+from ddloco.stage.driver.snapshot_writer import ActorCapture
 from ddloco.stage.process.entry_point import in_one_line
 from transport import Payload, payload_of, tensors_of
 
@@ -41,7 +41,7 @@ class ComputationExecutor:
         self._compute = compute
         self._asked = asked
         self._arrays = arrays
-        self._doers = doers(Capture(arrays, sink))
+        self._doers = doers(ActorCapture(arrays, sink))
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
         """Do one piece of work; a failure is a result too.

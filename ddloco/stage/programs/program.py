@@ -403,7 +403,9 @@ class LoadedProgram(Runnable):
                 said=self.bodies,
                 executor=ComputationExecutor(role.compute, self.asked, arrays, hosted.sink()),
                 arrays=arrays,
-                recorder=hosted.recorder(fingerprint(), ACTOR_SEMANTICS, facts, actor.clock.wire),
+                recorder=hosted.recorder(
+                    program_fingerprint(), ACTOR_SEMANTICS, facts, actor.clock.wire
+                ),
                 admits=self.admits,
                 facts=lambda: {"name": self.name},
             )
@@ -427,7 +429,7 @@ def said_of_option(value: Any) -> str:
     return tomli_w.dumps({"v": value}).removeprefix("v = ").rstrip("\n")
 
 
-def fingerprint() -> dict[str, str]:
+def program_fingerprint() -> dict[str, str]:
     """What can change the arithmetic of a program."""
     return {
         "machine": platform.machine(),

@@ -115,7 +115,7 @@ class Returned(Computed, frozen=True):
     value: Any = None
 
 
-class Pending(Struct, frozen=True, forbid_unknown_fields=True):
+class PendingCall(Struct, frozen=True, forbid_unknown_fields=True):
     """A call in progress: its arrays are kept until it is done, then ``then`` is called."""
 
     then: str
@@ -223,7 +223,7 @@ class UserActor:
     at: float = 0.0
     name: str = ""
     _routes: dict[str, str]
-    _pending: dict[int, Pending]
+    _pending: dict[int, PendingCall]
     _calls: int
     _held: set[str]
     _asked: list[Effect]
@@ -333,7 +333,7 @@ class UserActor:
         if name not in _computations:
             raise ValueError(f"{name} is not a computation; mark it with @computation")
         made = Array(f"call/{self._calls + 1}")
-        pending = Pending(getattr(then, "__name__", ""), arrays, made)
+        pending = PendingCall(getattr(then, "__name__", ""), arrays, made)
         if pending.method_of(self) != then:
             raise ValueError(f"then={then!r}: want a method of this actor")
         self._calls += 1

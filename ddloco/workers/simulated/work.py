@@ -49,7 +49,12 @@ from ddloco.job.protocol.work import (
     StateInstalled,
     StepFinished,
 )
-from ddloco.machines.outer.merge import Contribution, Segment, fragment_segments, merge_fragment
+from ddloco.machines.outer.merge import (
+    TensorSegment,
+    WeightedFragment,
+    fragment_segments,
+    merge_fragment,
+)
 from ddloco.machines.outer.optimizers.optimizer import State, state_digest
 from ddloco.machines.outer.optimizers.table import usual_direction, zero_state
 from ddloco.machines.outer.outlier_test import OutlierTest
@@ -479,11 +484,11 @@ class SimulatedWork(Doer):
         outer = self._job.outer
         state = contents[work.state].state if work.state else zero_state(outer, theta)
         assert state is not None, "where there are parameters there is an outer state"
-        contributions: list[Contribution] = []
+        contributions: list[WeightedFragment] = []
         for share in work.shares:
             array = contributed(work, share, contents)
             assert array is not None, "numbers are merged with numbers"
-            contributions.append(Contribution(share.name, share.weight, array.view(np.uint8)))
+            contributions.append(WeightedFragment(share.name, share.weight, array.view(np.uint8)))
         segments = _segments(self._plan, work.fragment, outer)
         outlier_test = OutlierTest(work, theta, usual_direction(outer, state), segments)
         result = merge_fragment(
@@ -527,5 +532,5 @@ class SimulatedWork(Doer):
 
 
 @cache
-def _segments(plan: FragmentPlan, fragment: int, outer: Outer) -> tuple[Segment, ...]:
+def _segments(plan: FragmentPlan, fragment: int, outer: Outer) -> tuple[TensorSegment, ...]:
     return fragment_segments(plan, fragment, outer)

@@ -7,13 +7,13 @@ import pytest
 
 from ddloco.api.experiment import (
     CellError,
-    Result,
+    CellResult,
     cells,
     load_experiment,
     run_cell,
     settings_digest,
 )
-from ddloco.api.experiment_page import Row, pages, svg, table
+from ddloco.api.experiment_page import CaseRow, case_table, losses_svg, pages
 from ddloco.cli.parser import main
 from ddloco.stage.files.toml import ConfigError
 
@@ -59,7 +59,7 @@ def file(tmp_path):
 def result(case, loss, seed=0, **more):
     """A result of a cell."""
     usual = {"steps": 24, "merges": 6, "goodput": 0.5, "up": 10**6, "down": 2 * 10**6}
-    return Result(case, seed, loss, **{**usual, "seconds": 12.0, "took_s": 3.0, **more})
+    return CellResult(case, seed, loss, **{**usual, "seconds": 12.0, "took_s": 3.0, **more})
 
 
 def test_a_cell_is_a_case_with_a_seed(file, tmp_path):
@@ -101,31 +101,33 @@ def test_what_is_wrong_is_named(file, old, new, said):
 
 def test_a_difference_below_the_noise_is_none():
     """Two standard errors decide; one seed says no noise."""
-    base = Row("base", [result("base", loss, n) for n, loss in enumerate((2.0, 2.1, 2.2))])
-    near = Row("near", [result("near", loss, n) for n, loss in enumerate((2.05, 2.15, 2.25))])
-    far = Row("far", [result("far", loss, n) for n, loss in enumerate((3.0, 3.1, 3.2))])
+    base = CaseRow("base", [result("base", loss, n) for n, loss in enumerate((2.0, 2.1, 2.2))])
+    near = CaseRow("near", [result("near", loss, n) for n, loss in enumerate((2.05, 2.15, 2.25))])
+    far = CaseRow("far", [result("far", loss, n) for n, loss in enumerate((3.0, 3.1, 3.2))])
     assert near.against(base) == "none (+2.4 % ± 7.8)"
     assert far.against(base) == "+47.6 % ± 7.8"
     assert base.against(base) == "-"
     gaps = [far.cells(base, other)[2] for other in (None, far, near)]
     assert ["+47.6 % ± 7.8", "-"] == gaps[:2]
     assert gaps[2].endswith(" to near")
-    assert "+50.0 %" == Row("one", [result("one", 3.0)]).against(Row("two", [result("two", 2.0)]))
-    assert "-" == Row("none", [result("none", None)]).against(base)
+    assert "+50.0 %" == CaseRow("one", [result("one", 3.0)]).against(
+        CaseRow("two", [result("two", 2.0)])
+    )
+    assert "-" == CaseRow("none", [result("none", None)]).against(base)
 
 
 def test_the_page_has_a_table_and_a_picture(file):
     """With the paper's column, the command, and what it shows."""
     loaded = load_experiment(file)
     found = [result("one", 2.0), result("one", 2.2, 1), result("all", 2.5), result("all", 2.6, 1)]
-    lines = table(loaded, found)
+    lines = case_table(loaded, found)
     assert lines[0].endswith("| the paper |")
     assert "| one | 2.1000 ± 0.1414 | - | 24 | 50.0 % | 1.0 | 2.0 | 12 s | - |" == lines[2]
     text, drawn = pages({"quorum.toml": (loaded, found)}, "pictures")
     assert "`ddloco experiment quorum.toml`" in text
     assert "This shows that it works." in text
     assert "(pictures/experiment-quorum.svg)" in text
-    assert drawn == {"experiment-quorum.svg": svg(loaded, found)}
+    assert drawn == {"experiment-quorum.svg": losses_svg(loaded, found)}
     assert drawn["experiment-quorum.svg"].count("<circle") == 4
 
 

@@ -186,15 +186,15 @@ def test_what_many_learners_need_of_the_syncers():
     plan = make_plan(leaves, fragments=4, interval=8, strategy="balanced")
     mine = job(sync={"fragments": 4, "interval": 8})
 
-    few = doctor.hub(plan, doctor.Lines(learners=20).of(mine), 1.0, None)
+    few = doctor.hub(plan, doctor.NetworkRates(learners=20).of(mine), 1.0, None)
     assert (few.status, few.remedy) == ("ok", "")
     assert "20 learners that all take part: 953.7 MiB/s to the syncers" in few.said
     assert "1.9 GiB of memory for the contributions of a merge" in few.said
-    more = doctor.hub(plan, doctor.Lines(learners=60).of(mine), 1.0, None)
+    more = doctor.hub(plan, doctor.NetworkRates(learners=60).of(mine), 1.0, None)
     assert more.status == "warning"
     assert "set job.syncers = 3" in more.remedy
-    assert doctor.hub(plan, doctor.Lines(learners=60).of(mine), 1.0, 24.0).status == "ok"
-    most = doctor.hub(plan, doctor.Lines(learners=600).of(mine), 1.0, None)
+    assert doctor.hub(plan, doctor.NetworkRates(learners=60).of(mine), 1.0, 24.0).status == "ok"
+    most = doctor.hub(plan, doctor.NetworkRates(learners=600).of(mine), 1.0, None)
     assert "more than the 4 fragments; raise sync.interval" in most.remedy
 
 

@@ -5,7 +5,13 @@ import tarfile
 
 import pytest
 
-from ddloco.debugger.archive import SIZE_MAX, ArchiveError, ArchiveReader, ArchiveWriter, header_of
+from ddloco.debugger.archive import (
+    SIZE_MAX,
+    ArchiveError,
+    ArchiveReader,
+    ArchiveWriter,
+    archive_header,
+)
 
 FILES = {"first": b"1" * 700, "a/b": b"", "c": b"x" * 512}
 
@@ -57,6 +63,6 @@ def test_what_a_plain_header_cannot_say_is_not_written():
     """Sizes and names that need an extension of tar; files that shrink while they are read."""
     for name, size in (("a", -1), ("a", SIZE_MAX + 1), ("a" * 101, 1)):
         with pytest.raises(ValueError, match="a"):
-            header_of(name, size)
+            archive_header(name, size)
     with pytest.raises(ValueError, match="a: changed while it was read"):
         ArchiveWriter(io.BytesIO()).add("a", 3, iter([b"xx"]))

@@ -14,7 +14,7 @@ import trio
 
 from ddloco.cli.debug import bundle
 from ddloco.cli.parser import parser
-from ddloco.debugger.bundle import FORMAT, KNOWN, About, open_bundle, write_bundle
+from ddloco.debugger.bundle import FORMAT, KNOWN, BundleAbout, open_bundle, write_bundle
 from ddloco.replayer.replay_of import replay_of
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.files.trust import MARK_FILE
@@ -265,7 +265,7 @@ def test_the_command_packs_unpacks_and_says_what_differs(packed, tmp_path, capsy
 
 def test_versions_that_differ_are_named():
     """What the replay wants, and what is here."""
-    about = About("x", code_version(), {"python": "3.10.1", "jax": "0.1", "cpu": "y"}, "")
+    about = BundleAbout("x", code_version(), {"python": "3.10.1", "jax": "0.1", "cpu": "y"}, "")
     here = {"python": "3.11.7", "jax": "0.1"}
     assert about.differences(here) == ["python: recorded with 3.10.1, here is 3.11.7"]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddloco.debugger.merge_history import wait_of
-from ddloco.machines.syncer.pacing import Waiting
+from ddloco.machines.syncer.pacing import NextSync
 from ddloco.stage.files.run_folder import LOG_FILE
 
 times = st.floats(0, 1000)
@@ -63,7 +63,7 @@ def test_the_parts_of_a_wait_add_up_to_the_time_from_the_free_slot_to_the_launch
 def test_a_wait_is_split_without_rest(since, floor, quorum, grace, late):
     """A wait is split without rest."""
     launched_at = since + late
-    found = wait_of(Waiting(1, 0, 1, since, floor, quorum, grace), launched_at)
+    found = wait_of(NextSync(1, 0, 1, since, floor, quorum, grace), launched_at)
     parts = (found.floor_s, found.quorum_s, found.grace_s)
     assert min(parts) >= 0
     assert sum(parts) == pytest.approx(found.total_s)
@@ -71,7 +71,7 @@ def test_a_wait_is_split_without_rest(since, floor, quorum, grace, late):
 
 def test_what_held_a_launch_is_named_in_order():
     """What held a launch is named in order."""
-    waited = Waiting(4, 0, 2, since=8.0, floor_at=10.0, quorum_at=11.5, grace_s=1.0)
+    waited = NextSync(4, 0, 2, since=8.0, floor_at=10.0, quorum_at=11.5, grace_s=1.0)
     found = wait_of(waited, 12.0)
     assert (found.total_s, found.floor_s, found.quorum_s, found.grace_s) == (4.0, 2.0, 1.5, 0.5)
 

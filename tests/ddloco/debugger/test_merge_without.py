@@ -12,7 +12,7 @@ from ddloco.cli.parser import parser
 from ddloco.cli.replay import replay
 from ddloco.debugger.merge_without import merge_without
 from ddloco.debugger.stopped_replay import replay_until
-from ddloco.machines.outer.merge import Contribution, fragment_segments, merge_fragment
+from ddloco.machines.outer.merge import WeightedFragment, fragment_segments, merge_fragment
 from ddloco.stage.files.toml import ConfigError
 
 T = 124
@@ -46,7 +46,7 @@ def test_each_tensor_moves_as_far_as_the_same_sums_say(folder, arrays):
     outer = run.recorded.job.outer
 
     def merged(shares):
-        given = [Contribution(n, w, a.view(np.uint8)) for n, w, a in shares]
+        given = [WeightedFragment(n, w, a.view(np.uint8)) for n, w, a in shares]
         segments = fragment_segments(plan, p, outer)
         inputs = arrays["theta"], arrays["state"], given, segments
         return merge_fragment(*inputs, outer=outer).theta

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddloco.debugger.merge_history import Answer, Merge, Wait
+from ddloco.debugger.merge_history import Merge, MergeAnswer, Wait
 from ddloco.debugger.outer_gain import outer_gain, stretch
 from ddloco.job.config import Outer
 
@@ -11,7 +11,7 @@ from ddloco.job.config import Outer
 def merge(moved, *norms, weight=1.0):
     """A merge of contributions of these lengths."""
     answers = tuple(
-        Answer(f"learner-{n}.1", "", 0, 1, 1, 1, "", weight, norm, None, None)
+        MergeAnswer(f"learner-{n}.1", "", 0, 1, 1, 1, "", weight, norm, None, None)
         for n, norm in enumerate(norms)
     )
     wait = Wait(0.0, 0.0, 0.0, 0.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddloco.job.advice import LINE_SHARE, advice, bits_of, lines
+from ddloco.job.advice import LINE_SHARE, advice, advised_tables, bits_of
 from ddloco.job.config import job_from
 
 
@@ -32,7 +32,9 @@ def test_first_fewer_bits_then_longer_intervals():
 def test_what_is_advised_is_a_job(mbit, parameters):
     """It fits together whatever is asked for."""
     found = advice(8, mbit, parameters, step_s=0.3)
-    job = job_from({**lines(found), "job": {"task": "a:b", **lines(found)["job"]}}, "test")
+    job = job_from(
+        {**advised_tables(found), "job": {"task": "a:b", **advised_tables(found)["job"]}}, "test"
+    )
     assert found.interval == job.sync.interval
     assert 2 <= found.overlap < found.interval
 

@@ -11,8 +11,8 @@ from ddloco.job.protocol.status import MemberStatus, Status, status_from
 from ddloco.monitoring.metrics import (
     EVENTS_NAMED_MAX,
     METRICS_NAMED_MAX,
-    Lines,
     Metrics,
+    PrintedNotices,
     Prometheus,
     TensorBoard,
 )
@@ -171,7 +171,7 @@ def test_a_missing_extra_says_what_to_install(monkeypatch, package, make, said):
 def test_lines_for_people():
     """One line per news, and per score."""
     said = []
-    lines = Lines(said.append, as_json=False)
+    lines = PrintedNotices(said.append, as_json=False)
     lines.news(news("joined", learner="learner-0.1"))
     lines.score(8, 0.12345)
 
@@ -182,7 +182,7 @@ def test_lines_for_people():
 def test_lines_as_json():
     """The same as objects; a loss that is no number is null."""
     said = []
-    lines = Lines(said.append, as_json=True)
+    lines = PrintedNotices(said.append, as_json=True)
     lines.news(news("joined", learner="learner-0.1"))
     lines.score(8, 0.5)
     lines.score(9, float("nan"))
@@ -198,9 +198,9 @@ def test_the_losses_of_learners_are_lines_of_json():
     """Of those that have reported one; text is for people, who have `status --watch`."""
     written = []
     status, early = status_from(STATUS), Status(t=1, members=(MemberStatus("a"),))
-    Lines(written.append, as_json=True).status(status)
-    Lines(written.append, as_json=True).status(early)
-    Lines(written.append, as_json=False).status(status)
+    PrintedNotices(written.append, as_json=True).status(status)
+    PrintedNotices(written.append, as_json=True).status(early)
+    PrintedNotices(written.append, as_json=False).status(status)
     [line] = map(json.loads, written)
 
     assert ("learners", 12) == (line["event"], line["t"])

@@ -8,11 +8,11 @@ from rich.console import Console
 from ddloco.job.protocol.status import MemberStatus, Numbers, status_from
 from ddloco.monitoring.status_view import (
     goodput_in_words,
-    in_words,
     members,
     picture,
     ranges,
     seconds,
+    sync_in_words,
     waiting_in_words,
 )
 
@@ -174,7 +174,7 @@ def test_words_for_merging_and_windows():
     window = {"t": 9, "fragment": 1, "for": "the grace window", "missing": names, "until_s": 0.25}
     status = status_from({"in_flight": [merging], "waiting": window})
 
-    assert "global step 8, fragment 2: merging 2 contributions, since 100 ms" == in_words(
+    assert "global step 8, fragment 2: merging 2 contributions, since 100 ms" == sync_in_words(
         status.in_flight[0]
     )
     said = waiting_in_words(status.waiting)

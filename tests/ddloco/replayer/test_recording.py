@@ -12,7 +12,7 @@ from ddloco.replayer.recording import open_recording, run_folder_of
 from ddloco.simulation import fuzz
 from ddloco.stage.actors.actor import ACTOR_SEMANTICS
 from ddloco.stage.files.run_folder import open_folder
-from ddloco.stage.files.trust import MARK_FILE, check_trust, content_of, digest_of, is_ours
+from ddloco.stage.files.trust import MARK_FILE, check_trust, content_of, is_ours, job_digest
 from replay import Header, Tape, TapeWriter
 from replay.tape import Event
 
@@ -111,7 +111,7 @@ def test_headers_of_two_jobs(run, said):
     """Each right by itself, under one id as text or two."""
     plain = Tape(a_tape(run)).header.job
     other = {**plain, "job": {**plain["job"], "seed": plain["job"]["seed"] + 1}}
-    rewrite(a_tape(run), job=other, job_id=f"{plain['job']['name']}-{digest_of(other)}")
+    rewrite(a_tape(run), job=other, job_id=f"{plain['job']['name']}-{job_digest(other)}")
 
     assert 2 == said("replay", run)[0]
     code, [line] = said("tape", "verify", run)
@@ -272,7 +272,7 @@ def test_a_foreign_program_is_not_called(tmp_path, said):
     """Programs of ``perform`` are user code as well."""
     ran = tmp_path / "ran"
     plain = {"program": "subprocess:getoutput", "options": {"cmd": f"touch {ran}"}}
-    header = Header("a.1", f"getoutput-{digest_of(plain)}", plain, "?", {}, ACTOR_SEMANTICS)
+    header = Header("a.1", f"getoutput-{job_digest(plain)}", plain, "?", {}, ACTOR_SEMANTICS)
     writer = TapeWriter(tmp_path / "run" / "tapes" / "a.1.tape", header)
     writer.append(Event(1, 0.0, msgspec.Raw(b"\x81\xa4type\xa1x")))
     writer.close()
@@ -295,7 +295,7 @@ def test_a_simulation_whose_task_is_none(run, said):
     for path in (run / "tapes").glob("*.tape"):
         plain = Tape(path).header.job
         changed = {**plain, "task": {}}
-        rewrite(path, job=changed, job_id=f"{plain['job']['name']}-{digest_of(changed)}")
+        rewrite(path, job=changed, job_id=f"{plain['job']['name']}-{job_digest(changed)}")
     (run / "job.toml").unlink()
 
     code, [line] = said("replay", run)

@@ -16,7 +16,7 @@ from ddloco.roles.past_job import past_end
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.files.run_folder import JOB_FILE, KEPT
 from ddloco.stage.nodes.serve import Terms, serve_role
-from ddloco.workers.fragment_store import FragmentFolder, StoredFragment, digest_of
+from ddloco.workers.fragment_store import FragmentFolder, StoredFragment, theta_digest
 
 
 def job_of(steps, **sync):
@@ -34,7 +34,7 @@ def folder(tmp_path):
     kept = FragmentFolder(tmp_path / KEPT / "syncer", job.id)
     for p, version in enumerate((34, 36)):
         state = zero_state(job.outer, ones)
-        digest = digest_of(ones, state)
+        digest = theta_digest(ones, state)
         kept.put(StoredFragment(Kept(p, version, {}, {}, digest), ones, state))
     return tmp_path
 

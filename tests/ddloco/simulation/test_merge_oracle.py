@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as nps
 from msgspec.structs import replace
 
 from ddloco.job.config import Outer
-from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.machines.outer.merge import TensorSegment, WeightedFragment, merge_fragment
 from ddloco.machines.outer.merge_rules.table import MERGE_RULES
 from ddloco.machines.outer.optimizers.optimizer import STEPS
 from ddloco.replayer.invariants.base import Violation
@@ -82,10 +82,10 @@ def test_it_agrees_with_the_kernel(data, weights, rule):
     params = [draw() for _ in weights]
     moves = theta.astype(np.float64) - np.array(params, np.float64)
     given_ = [
-        Contribution(f"learner-{i}", w, p.view(np.uint8))
+        WeightedFragment(f"learner-{i}", w, p.view(np.uint8))
         for i, (w, p) in enumerate(zip(weights, params, strict=True))
     ]
-    segments = (Segment(0, N, rule, "float32", 0),)
+    segments = (TensorSegment(0, N, rule, "float32", 0),)
     done = merge_fragment(theta, state, given_, segments, outer=outer)
 
     units = moves / np.maximum(np.linalg.norm(moves, axis=1), 1e-30)[:, None]

@@ -17,8 +17,8 @@ from ddloco.workers.compilation_cache import (
     CACHE_DIR,
     PLACE,
     cache_folder,
+    cache_settings,
     is_quiet,
-    settings_of,
     was_quiet,
 )
 from ddloco.workers.process import open_worker
@@ -69,7 +69,7 @@ def test_that_it_was_quiet_is_remembered(tmp_path):
 @pytest.fixture
 def config(monkeypatch, tmp_path):
     """JAX's settings as a user has them who has set none; they are put back."""
-    names = settings_of(tmp_path)
+    names = cache_settings(tmp_path)
     before = {name: getattr(jax.config, name) for name in names}
     monkeypatch.delenv(PLACE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -92,7 +92,7 @@ def test_a_worker_uses_it(config, tmp_path, monkeypatch):
 def test_where_it_is_noisy_it_is_not_used(config, monkeypatch):
     """XLA rejects its own programs on some processors, with an error for each."""
     monkeypatch.setattr(devices, "was_quiet", lambda *_: False)
-    before = {name: getattr(config, name) for name in settings_of(Path())}
+    before = {name: getattr(config, name) for name in cache_settings(Path())}
     devices.keep_compiled_programs()
     assert before == {name: getattr(config, name) for name in before}
 

@@ -14,7 +14,7 @@ from ddloco.workers.fragment_store import (
     FragmentHistory,
     FragmentStoreError,
     StoredFragment,
-    digest_of,
+    theta_digest,
 )
 
 JOB = "small-1234"
@@ -24,7 +24,9 @@ def found(fragment=0, version=8, start=0.0):
     theta = np.arange(5, dtype=np.float32) + np.float32(start)
     state = {"momentum": theta * np.float32(0.5), STEPS: np.array([7])}
     spent = {"learner-1.2": 4, "learner-0.1": 8}
-    return StoredFragment(Kept(fragment, version, spent, {}, digest_of(theta, state)), theta, state)
+    return StoredFragment(
+        Kept(fragment, version, spent, {}, theta_digest(theta, state)), theta, state
+    )
 
 
 def same(one, other):

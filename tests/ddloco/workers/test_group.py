@@ -241,5 +241,5 @@ def test_strangers_are_turned_away():
 
 def hello(token, number, *, beats):
     """The beginning of a rank's link."""
-    said = msgspec.msgpack.encode(group.Hello(token, number, beats, "host-b"))
+    said = msgspec.msgpack.encode(group.RankHello(token, number, beats, "host-b"))
     return said.ljust(group.PLACE_BYTES, b"\0")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ddloco.job.config import Outer
 from ddloco.machines.outer.block_kernel import LANES, NumpyKernel
-from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.machines.outer.merge import TensorSegment, WeightedFragment, merge_fragment
 from ddloco.machines.outer.optimizers.optimizer import STEPS, state_digest
 from ddloco.workers import merge_kernel as module
 from ddloco.workers.merge_kernel import CompiledKernel, merge_kernel
@@ -83,10 +83,10 @@ def test_a_whole_merge_has_numpys_bits(compiled):
     for dtype, width in (("float32", 4), ("bfloat16", 2)):
         segments, start, offset = [], 0, 0
         for size, rule in zip(sizes, ("rda", "average", "median"), strict=True):
-            segments.append(Segment(start, start + size, rule, dtype, offset, size == 5_000))
+            segments.append(TensorSegment(start, start + size, rule, dtype, offset, size == 5_000))
             start, offset = start + size, offset + size * width
         contributions = [
-            Contribution(str(n), 1.0 + n, as_wire(each, dtype).view(np.uint8))
+            WeightedFragment(str(n), 1.0 + n, as_wire(each, dtype).view(np.uint8))
             for n, each in enumerate(values)
         ]
         state = {"momentum": 0.1 * theta, STEPS: np.array([3])}

@@ -15,8 +15,8 @@ from ddloco.machines.outer import merge
 from ddloco.machines.outer.block_kernel import NUMPY, NumpyKernel
 from ddloco.machines.outer.merge import (
     REPLACING,
-    Contribution,
-    Segment,
+    TensorSegment,
+    WeightedFragment,
     fragment_segments,
     merge_fragment,
 )
@@ -50,7 +50,7 @@ def segments_of(sizes=SIZES, dtypes=("float32",) * 3, rules=("rda",) * 3):
     """Segments of the given sizes, laid out on cache lines."""
     segments, start, offset = [], 0, 0
     for size, dtype, rule in zip(sizes, dtypes, rules, strict=True):
-        segments.append(Segment(start, start + size, rule, dtype, offset))
+        segments.append(TensorSegment(start, start + size, rule, dtype, offset))
         start += size
         offset += -(-size * np.dtype(DTYPES[dtype]).itemsize // 64) * 64
     return segments
@@ -81,7 +81,7 @@ def merged(theta, values, weights=None, segments=None, *, outer=REPLACING, **opt
     segments = segments or segments_of()
     weights = weights or [1.0] * len(values)
     contributions = [
-        Contribution(chr(97 + i), w, packed(v, segments))
+        WeightedFragment(chr(97 + i), w, packed(v, segments))
         for i, (v, w) in enumerate(zip(values, weights, strict=True))
     ]
     state = zero_state(outer, theta)
@@ -166,7 +166,9 @@ def test_order_of_arrival_does_not_matter(order):
     theta, segments = normal(0, SIZE), segments_of()
     values, momentum = normal(1, 5, SIZE), normal(2, SIZE)
     names = ["b", "a", "é", "z", "A"]
-    contributions = [Contribution(names[i], i + 1.0, packed(values[i], segments)) for i in range(5)]
+    contributions = [
+        WeightedFragment(names[i], i + 1.0, packed(values[i], segments)) for i in range(5)
+    ]
     state, shuffled = kept(momentum), [contributions[i] for i in order]
 
     first = merge_fragment(theta, state, contributions, segments, outer=NESTEROV)
@@ -234,7 +236,7 @@ def test_a_change_beyond_float32_is_refused_for_what_it_is():
     values[2, 5] = -3e38
     segments = segments_of(dtypes=("float32", "float64", "float32"))
     contributions = [
-        Contribution(n, 1.0, packed(v, segments)) for n, v in zip("abc", values, strict=True)
+        WeightedFragment(n, 1.0, packed(v, segments)) for n, v in zip("abc", values, strict=True)
     ]
     contributions[2].buffer[segments[1].offset : segments[1].offset + 8] = np.array([1e300]).view(
         "u1"
@@ -277,11 +279,11 @@ def test_unreadable_contributions_are_refused():
     theta, segments = normal(0, SIZE), segments_of()
     good = packed(normal(1, SIZE), segments)
     contributions = [
-        Contribution("short", 1.0, good[:100]),
-        Contribution("nan", float("nan"), good),
-        Contribution("minus", -1.0, good),
-        Contribution("table", 1.0, good.reshape(1, -1)),
-        Contribution("good", 2.0, good),
+        WeightedFragment("short", 1.0, good[:100]),
+        WeightedFragment("nan", float("nan"), good),
+        WeightedFragment("minus", -1.0, good),
+        WeightedFragment("table", 1.0, good.reshape(1, -1)),
+        WeightedFragment("good", 2.0, good),
     ]
     state = zero_state(REPLACING, theta)
 
@@ -303,8 +305,8 @@ def test_unreadable_contributions_are_refused():
 def test_without_weight_nothing_happens():
     """No contribution, none accepted, or weights of zero: copies of what there was."""
     theta, momentum, segments = normal(0, SIZE), normal(1, SIZE), segments_of()
-    idle = Contribution("idle", 0.0, packed(normal(2, SIZE), segments))
-    broken = Contribution("broken", 1.0, packed(normal(3, SIZE) * np.nan, segments))
+    idle = WeightedFragment("idle", 0.0, packed(normal(2, SIZE), segments))
+    broken = WeightedFragment("broken", 1.0, packed(normal(3, SIZE) * np.nan, segments))
 
     for contributions in ([], [idle], [broken], [idle, broken]):
         result = merge_fragment(theta, kept(momentum, 3), contributions, segments, outer=NESTEROV)
@@ -354,7 +356,7 @@ def test_contributions_in_pieces_merge_to_the_same_bits(kernel, monkeypatch):
     cuts = ([], [64], [4096, 8192, 12288, 16384], [20032])
 
     def merged(buffers):
-        contributions = [Contribution(f"l{i}", 1.0 + i, each) for i, each in enumerate(buffers)]
+        contributions = [WeightedFragment(f"l{i}", 1.0 + i, each) for i, each in enumerate(buffers)]
         state = kept(np.ones_like(theta))
         return merge_fragment(theta, state, contributions, segments, kernel=kernel, outer=NESTEROV)
 
@@ -381,7 +383,8 @@ def test_equals_a_plain_float64_oracle(dtypes, rules, weights, last):
     buffers = [packed(theta + 0.1 * normal(i + 2, size), segments) for i in range(len(weights))]
     changes = [theta.astype(np.float64) - unpacked(b, segments) for b in buffers]
     named = [
-        Contribution(str(i), w, b) for i, (w, b) in enumerate(zip(weights, buffers, strict=True))
+        WeightedFragment(str(i), w, b)
+        for i, (w, b) in enumerate(zip(weights, buffers, strict=True))
     ]
 
     result = merge_fragment(theta, kept(momentum), named, segments, outer=NESTEROV)
@@ -412,7 +415,7 @@ def test_a_merge_is_the_direction_and_then_nesterov():
     """With one learner the outer step is exactly `nesterov` of its change."""
     theta, momentum, value = normal(0, SIZE), normal(1, SIZE), normal(2, SIZE)
     segments = segments_of()
-    one = [Contribution("a", 5.0, packed(value, segments))]
+    one = [WeightedFragment("a", 5.0, packed(value, segments))]
 
     result = merge_fragment(theta, kept(momentum, 1), one, segments, outer=NESTEROV)
 
@@ -425,7 +428,7 @@ def test_a_merge_is_the_direction_and_then_nesterov():
 def test_inputs_are_left_alone():
     """Read-only inputs work: nothing is written to theta, momentum or a buffer."""
     theta, momentum, segments = normal(0, SIZE), normal(1, SIZE), segments_of()
-    contributions = [Contribution(n, 1.0, packed(normal(2, SIZE), segments)) for n in "ab"]
+    contributions = [WeightedFragment(n, 1.0, packed(normal(2, SIZE), segments)) for n in "ab"]
     for array in (theta, momentum, *(c.buffer for c in contributions)):
         array.flags.writeable = False
 
@@ -443,18 +446,18 @@ def test_segments_follow_the_plan():
     segments = fragment_segments(plan, 0, Outer(average=("embed/*",)))
 
     assert segments == (
-        Segment(0, 21, "average", "bfloat16", 0),
-        Segment(21, 26, "rda", "float32", 64),
+        TensorSegment(0, 21, "average", "bfloat16", 0),
+        TensorSegment(21, 26, "rda", "float32", 64),
     )
 
 
 def test_what_learners_hold_takes_the_place_of_what_was_lost():
     """Their average by weight, whatever theta was; the state restarts; NaN is refused."""
     theta = np.full(4, 100.0, np.float32)
-    segments = (Segment(0, 4, rule="rda", dtype="float32", offset=0),)
+    segments = (TensorSegment(0, 4, rule="rda", dtype="float32", offset=0),)
     held = {"a": np.full(4, 1.0), "b": np.full(4, 3.0), "c": np.full(4, np.nan)}
     contributions = [
-        Contribution(name, weight, values.astype(np.float32).view(np.uint8))
+        WeightedFragment(name, weight, values.astype(np.float32).view(np.uint8))
         for (name, values), weight in zip(held.items(), (1.0, 3.0, 1.0), strict=True)
     ]
     found = merge_fragment(
@@ -478,7 +481,7 @@ def test_a_state_becomes_the_plain_average():
         each[state] *= 1e3
     momentum, weights = np.ones_like(theta), (1.0, 2.0, 5.0)
     parts = [
-        Contribution(name, weight, packed(value, segments))
+        WeightedFragment(name, weight, packed(value, segments))
         for name, weight, value in zip("abc", weights, values, strict=True)
     ]
     plain = merge_fragment(theta, kept(momentum), parts, segments, outer=NESTEROV)
@@ -512,7 +515,9 @@ def test_every_rule_gives_one_result_for_one_set(rule, optimizer):
         others = [merged(theta, values, weights, segments, outer=outer, map_chunks=pool.map)]
     compiled = merge_kernel()
     others.append(merged(theta, values, weights, segments, outer=outer, kernel=compiled))
-    parts = [Contribution("abcd"[n], weights[n], packed(values[n], segments)) for n in (3, 1, 0, 2)]
+    parts = [
+        WeightedFragment("abcd"[n], weights[n], packed(values[n], segments)) for n in (3, 1, 0, 2)
+    ]
     zeros = zero_state(outer, theta)
     others.append(merge_fragment(theta, zeros, parts, segments, outer=outer))
     for other in others:

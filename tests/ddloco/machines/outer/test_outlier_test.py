@@ -7,7 +7,7 @@ import pytest
 
 from ddloco.job.config import Outer
 from ddloco.job.protocol.work import MergeFragment, Share
-from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.machines.outer.merge import TensorSegment, WeightedFragment, merge_fragment
 from ddloco.machines.outer.optimizers.table import zero_state
 from ddloco.machines.outer.outlier_test import RUN, SAMPLE, OutlierTest
 from ddloco.machines.outer.weights import lower_median, usual_norm
@@ -15,7 +15,10 @@ from transport import DTYPES
 
 SIZE = 4096
 NAMES = tuple(f"learner-{index}.1" for index in range(6))
-SEGMENTS = (Segment(0, 1000, "average", "float32", 0), Segment(1000, SIZE, "rda", "float32", 4000))
+SEGMENTS = (
+    TensorSegment(0, 1000, "average", "float32", 0),
+    TensorSegment(1000, SIZE, "rda", "float32", 4000),
+)
 
 
 class Merge:
@@ -38,7 +41,7 @@ class Merge:
             name = NAMES[i]
             shares.append(Share(name, "", 1.0, 0, self.steps[i], self.usual[i], self.moved[i]))
             array = (self.theta - delta).astype(np.float32)
-            contributions.append(Contribution(name, 1.0, array.view(np.uint8)))
+            contributions.append(WeightedFragment(name, 1.0, array.view(np.uint8)))
         out = ("t", "m", "w")
         work = MergeFragment(1, 1, 0, "", "", tuple(shares), {}, {}, out, band, cosine)
         outlier_test = OutlierTest(work, self.theta, self.usual_direction, self.segments)
@@ -176,7 +179,7 @@ def test_those_who_have_nothing_in_common_are_believed():
 
 def test_small_tensors_agree_by_chance():
     """Of sixteen elements no direction says anything."""
-    merge = Merge(4, size=16, segments=(Segment(0, 16, "rda", "float32", 0),))
+    merge = Merge(4, size=16, segments=(TensorSegment(0, 16, "rda", "float32", 0),))
     merge.deltas[2] = -merge.deltas[2]
     assert [0, 1, 2, 3] == merge.outlier_test()[0]
 
@@ -225,7 +228,7 @@ def test_large_fragments_are_sampled(dtype):
     sizes = (5, 40_001, 300_000, 100_000)
     segments, start, offset = [], 0, 0
     for size in sizes:
-        segments.append(Segment(start, start + size, "rda", dtype, offset))
+        segments.append(TensorSegment(start, start + size, "rda", dtype, offset))
         start, offset = start + size, offset + size * DTYPES[dtype].itemsize + 64
         offset -= offset % DTYPES[dtype].itemsize
     rng = np.random.default_rng(0)
@@ -237,7 +240,7 @@ def test_large_fragments_are_sampled(dtype):
         for each in segments:
             stop = each.offset + (each.stop - each.start) * DTYPES[dtype].itemsize
             raw[each.offset : stop].view(DTYPES[dtype])[:] = -delta[each.start : each.stop]
-        contributions.append(Contribution(NAMES[index], 1.0, raw))
+        contributions.append(WeightedFragment(NAMES[index], 1.0, raw))
     shares = tuple(Share(name, "", 1.0, 0) for name in NAMES[:3])
     work = MergeFragment(1, 1, 0, "", "", shares, {}, {}, ("t", "m", "w"), 32.0)
     theta = np.zeros(start, np.float32)

@@ -18,7 +18,7 @@ from ddloco.machines.syncer.accounts import LATE, SPENT_S_MAX, Accounts
 from ddloco.machines.syncer.membership import Membership
 from ddloco.monitoring.live_display import Board
 from ddloco.monitoring.log_metrics import LogMetrics
-from ddloco.monitoring.metrics import Lines, Metrics
+from ddloco.monitoring.metrics import Metrics, PrintedNotices
 from ddloco.monitoring.status_view import header, time_in_words
 from ddloco.simulation.before_after import outcome_of
 from ddloco.stage.actors.effects import Observe
@@ -167,7 +167,7 @@ def test_every_reader_says_the_same_numbers(simulate, overrides):
     Metrics([observer]).status(status)
     notice = News(1, 0, "result", 1.0, "syncer.1:9", result)
     Metrics([follower]).news(notice)
-    Lines(lines_of_text.append, as_json=False).news(notice)
+    PrintedNotices(lines_of_text.append, as_json=False).news(notice)
     wanted = {**asdict(numbers), "live": status.live}
     assert wanted == {name: result[name] for name in wanted}
     assert wanted == asdict(board.numbers)

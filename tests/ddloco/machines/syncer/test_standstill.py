@@ -8,7 +8,7 @@ from msgspec.structs import asdict
 from rich.console import Console
 
 from ddloco.job.protocol.status import Status
-from ddloco.machines.syncer.standstill import NAMES_MAX, REPEAT_S_MAX, STANDSTILL_S, names
+from ddloco.machines.syncer.standstill import NAMES_MAX, REPEAT_S_MAX, STANDSTILL_S, first_names
 from ddloco.monitoring.live_display import Board
 from ddloco.monitoring.status_view import picture
 
@@ -68,5 +68,5 @@ def test_a_job_that_merges_says_nothing(World, make_job):
 def test_many_learners_are_counted():
     """One line names a few."""
     many = [f"learner-{n}.1" for n in range(20)]
-    assert f"{', '.join(many[:NAMES_MAX])} and 12 more" == names(many)
-    assert "a, b" == names(["a", "b"])
+    assert f"{', '.join(many[:NAMES_MAX])} and 12 more" == first_names(many)
+    assert "a, b" == first_names(["a", "b"])

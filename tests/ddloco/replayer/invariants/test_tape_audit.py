@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ddloco.replayer.invariants import launches, training
-from ddloco.replayer.invariants.tape_audit import CLOCK, INVARIANTS, SAME, Audit, Finding
+from ddloco.replayer.invariants.tape_audit import CLOCK, INVARIANTS, SAME, Audit, InvariantResult
 from ddloco.simulation import fuzz
 from ddloco.simulation.tapes import recorder_maker
 from ddloco.simulation.world import EndlessError, World
@@ -188,9 +188,9 @@ def test_a_doctored_event_is_found(tapes, tmp_path):
 
 def test_lines_say_what_was_looked_at():
     """One line each: held, with nothing to look at, violated with its event, or not to the end."""
-    lines = [Finding("overlap", 3).line(), Finding("overlap").line(),
-             Finding("overlap", 3, until="syncer.1:9").line(),
-             Finding("overlap", 3, "2 under way", "syncer.1:9").line()]  # fmt: skip
+    lines = [InvariantResult("overlap", 3).line(), InvariantResult("overlap").line(),
+             InvariantResult("overlap", 3, until="syncer.1:9").line(),
+             InvariantResult("overlap", 3, "2 under way", "syncer.1:9").line()]  # fmt: skip
     assert [line.split(maxsplit=1)[1] for line in lines] == [
         "held, looked at 3 times",
         "nothing to look at",

@@ -9,7 +9,7 @@ from ddloco.job.config import job_from
 from ddloco.roles.job_program import program_of
 from ddloco.stage.nodes.incarnation_gate import ASK_S, Gate
 from ddloco.stage.nodes.incarnation_grants import Granted, Known, decode_question, want_of
-from ddloco.stage.nodes.incarnation_registrar import SHARDS_S, Record, Registrar
+from ddloco.stage.nodes.incarnation_registrar import SHARDS_S, NumberRecord, Registrar
 from ddloco.stage.process.side_protocol import encode
 from transport import Arrival, PeerGone
 
@@ -43,7 +43,7 @@ class Lead:
     def __init__(self, folder):
         self.time = ManualTime()
         self.wire = Wire()
-        record = Record(folder)
+        record = NumberRecord(folder)
         self.registrar = Registrar(program_of(JOB), record, self.wire, lambda *_: None, self.time)
 
     def ask(self, question, route):

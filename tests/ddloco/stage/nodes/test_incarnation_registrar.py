@@ -22,7 +22,12 @@ from ddloco.stage.nodes.incarnation_grants import (
     decode_question,
     want_of,
 )
-from ddloco.stage.nodes.incarnation_registrar import Record, RecordError, Registrar, newest_on_tape
+from ddloco.stage.nodes.incarnation_registrar import (
+    NumberRecord,
+    RecordError,
+    Registrar,
+    newest_on_tape,
+)
 from ddloco.stage.process.side_protocol import SideProtocolError, encode
 from transport import Arrival
 
@@ -43,7 +48,7 @@ class Harness:
         self.folder = folder
         self.time = ManualTime()
         note = lambda *note: self.notes.append(note)  # noqa: E731
-        self.registrar = Registrar(program_of(job), Record(folder), None, note, self.time)
+        self.registrar = Registrar(program_of(job), NumberRecord(folder), None, note, self.time)
 
     def ask(self, route="learner-0.77/grant", job=JOB, known=0, exact=0, **more):
         """Its answer to a question."""
@@ -192,7 +197,7 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path, text):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "incarnations.json").write_text(text)
     with pytest.raises(RecordError, match=r"incarnations\.json: not a record"):
-        Record(tmp_path)
+        NumberRecord(tmp_path)
 
 
 SOURCE = {"own.py": "X = 1\n", "parts/deep.py": "Y = 2\n"}

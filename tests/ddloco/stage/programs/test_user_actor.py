@@ -14,7 +14,7 @@ from ddloco.stage.programs.user_actor import (
     Done,
     EndDeadline,
     Over,
-    Pending,
+    PendingCall,
     Returned,
     array_field,
     compute_call,
@@ -252,15 +252,15 @@ class Odd(Keeper):
 def test_what_is_called_then_is_a_method_that_the_users_class_defines(name):
     """The name may come from a snapshot: none of the base class, of Python, and no attribute."""
     with pytest.raises(ValueError, match="is no method of Odd itself"):
-        Pending(name, (), Array("a")).method_of(Odd())
+        PendingCall(name, (), Array("a")).method_of(Odd())
 
 
 def test_methods_of_its_own_and_of_its_bases_are_called_then():
     """Those of the class, and of the classes of the user's that it is derived from."""
     odd = Odd()
-    Pending("ownly", (), Array("a")).method_of(odd)(1)
+    PendingCall("ownly", (), Array("a")).method_of(odd)(1)
     assert (1,) == odd.given
-    assert Pending("doubled", (), Array("a")).method_of(odd) == odd.doubled
+    assert PendingCall("doubled", (), Array("a")).method_of(odd) == odd.doubled
 
 
 def test_then_is_a_method_of_the_same_actor():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddloco.machines.outer.merge import REPLACING, Contribution, Segment, merge_fragment
+from ddloco.machines.outer.merge import REPLACING, TensorSegment, WeightedFragment, merge_fragment
 from ddloco.machines.outer.merge_rules import median
 from ddloco.machines.outer.merge_rules.median import MEDIAN
 from ddloco.machines.outer.optimizers.table import zero_state
@@ -16,10 +16,10 @@ SIZE = 300
 def merged(theta, values, weights, rule, *, state=False, adopt=False):
     """The global parameters after a merge with learning rate 1."""
     parts = [
-        Contribution(f"learner-{n}", weight, value.view(np.uint8))
+        WeightedFragment(f"learner-{n}", weight, value.view(np.uint8))
         for n, (value, weight) in enumerate(zip(values, weights, strict=True))
     ]
-    segments = (Segment(0, SIZE, rule, "float32", 0, state),)
+    segments = (TensorSegment(0, SIZE, rule, "float32", 0, state),)
     state = zero_state(REPLACING, theta)
     return merge_fragment(theta, state, parts, segments, adopt=adopt, outer=REPLACING).theta
 

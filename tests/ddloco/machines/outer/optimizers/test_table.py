@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddloco.job.config import OF_OPTIMIZER, OUTER_RATES, Outer, OuterOptimizerName
 from ddloco.machines.outer import merge
-from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.machines.outer.merge import TensorSegment, WeightedFragment, merge_fragment
 from ddloco.machines.outer.merge_rules.table import MERGE_RULES
 from ddloco.machines.outer.optimizers.adam import ADAM
 from ddloco.machines.outer.optimizers.optimizer import STEPS, state_digest
@@ -31,7 +31,7 @@ def contributions_to(theta, seed, learners=3):
     rng = np.random.default_rng(seed)
     moved = [theta + np.float32(0.05) * rng.standard_normal(theta.size, np.float32)
              for _ in range(learners)]  # fmt: skip
-    return [Contribution(str(n), 1.0 + n, each.view(np.uint8)) for n, each in enumerate(moved)]
+    return [WeightedFragment(str(n), 1.0 + n, each.view(np.uint8)) for n, each in enumerate(moved)]
 
 
 def steps_of(outer, segments, *, seed=0, state=None, **how):
@@ -75,7 +75,7 @@ def test_equals_a_plain_float64_reference(optimizer, rule, seed, decay, decay_of
     own = {name for name, of in OF_OPTIMIZER.items() if of == optimizer}
     values = {"momentum": decay, "b1": decay, "b2": decay_of_squares, "eps": 1e-3}
     outer = outer_of(optimizer, **{name: values[name] for name in own})
-    segments = (Segment(0, SIZE, rule, "float32", 0),)
+    segments = (TensorSegment(0, SIZE, rule, "float32", 0),)
     state = {}
     for number, (theta, given_, done) in enumerate(steps_of(outer, segments, seed=seed)):
         wide = theta.astype(np.float64)
@@ -96,9 +96,9 @@ def test_blocks_and_threads_do_not_change_a_bit(optimizer, rule, monkeypatch):
     """Nor does whether a tensor lies alone in its fragment; task state has no outer state."""
     outer, cut = outer_of(optimizer), 700
     segments = (
-        Segment(0, cut, rule, "float32", 0),
-        Segment(cut, cut + 100, "average", "float32", 4 * cut, state=True),
-        Segment(cut + 100, SIZE, rule, "float32", 4 * (cut + 100)),
+        TensorSegment(0, cut, rule, "float32", 0),
+        TensorSegment(cut, cut + 100, "average", "float32", 4 * cut, state=True),
+        TensorSegment(cut + 100, SIZE, rule, "float32", 4 * (cut + 100)),
     )
     whole = [each for _, _, each in steps_of(outer, segments)]
     monkeypatch.setattr(merge, "BLOCK_ELEMENTS", 64)
@@ -123,7 +123,7 @@ def test_blocks_and_threads_do_not_change_a_bit(optimizer, rule, monkeypatch):
 def test_the_state_of_another_optimizer_is_not_taken(optimizer):
     """It would be a mistake of this program, so it is an assertion."""
     theta = np.zeros(SIZE, np.float32)
-    segments = (Segment(0, SIZE, "average", "float32", 0),)
+    segments = (TensorSegment(0, SIZE, "average", "float32", 0),)
     for other in OPTIMIZERS.keys() - {optimizer}:
         state, outer = zero_state(outer_of(other), theta), outer_of(optimizer)
         with pytest.raises(AssertionError, match="the state of another optimizer"):
