@@ -6,6 +6,7 @@ restarted syncer grants none twice; tapes in the folder count as well. A request
 under the same route gets the same number.
 """
 
+import fcntl
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -95,11 +96,13 @@ class NumberRecord:
         self.folder = folder
         self._path = folder / KEPT / RECORD
         self._tapes = folder / "tapes"
-        self._newest: dict[str, int] = {}
+        self._newest = self._read()
+
+    def _read(self) -> dict[str, int]:
         try:
-            self._newest = _decode(read_regular(self._path))
+            return _decode(read_regular(self._path))
         except FileNotFoundError:
-            return
+            return {}
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             said = f"{self._path}: not a record of incarnations: {error}; remove it"
             raise RecordError(said) from None
@@ -109,19 +112,25 @@ class NumberRecord:
         return max(self._newest.get(name, 0), newest_on_tape(self._tapes, name))
 
     def note(self, name: str, number: int) -> None:
-        """Record an actor's new number; it is on disk when this returns.
+        """Record an actor's new number; it is on disk when this returns. Other processes that have
+        this folder may record theirs at the same time.
 
         Raises:
             OSError: the file cannot be written.
         """
-        said = {**self._newest, name: number}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_name(f".{RECORD}.partial")
-        with partial.open("wb") as file:
-            file.write(msgspec.json.encode(dict(sorted(said.items()))))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._path)
+        with self._path.with_name(f".{RECORD}.lock").open("ab") as lock:
+            with suppress(OSError):  # Some network file systems have no locks.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            with suppress(RecordError):  # If it was damaged since, what is known is written again.
+                self._newest = self._read()
+            said = {**self._newest, name: number}
+            with partial.open("wb") as file:
+                file.write(msgspec.json.encode(dict(sorted(said.items()))))
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self._path)
         self._newest = said
 
 

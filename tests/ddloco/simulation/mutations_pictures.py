@@ -47,7 +47,7 @@ def the_second_marker_is_early_enough(patch):
         return asked + old(self, at, snapshot, (peer, CONTROL), now)
 
     wrap(patch, Participant, "marker", marker)
-    always(patch, coordinator, "disagreement", None)
+    always(patch, coordinator, "cut_disagreement", None)
 
 
 @bug("cut-consistent", 2)

@@ -1,5 +1,6 @@
 """Numbers of incarnations: given once, also after a restart, and told again to who asks again."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import msgspec
@@ -198,6 +199,29 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path, text):
     (tmp_path / "kept" / "incarnations.json").write_text(text)
     with pytest.raises(RecordError, match=r"incarnations\.json: not a record"):
         NumberRecord(tmp_path)
+
+
+def test_actors_of_one_folder_note_their_numbers_at_once(tmp_path):
+    """Those that ask nobody do, each in its own process; none is lost."""
+    records = {f"actor-{n}": NumberRecord(tmp_path) for n in range(4)}
+
+    def note_many(name):
+        for number in range(1, 21):
+            records[name].note(name, number)
+
+    with ThreadPoolExecutor(len(records)) as threads:
+        list(threads.map(note_many, records))
+    known = NumberRecord(tmp_path)
+    assert [20] * len(records) == [known.newest(name) for name in records]
+
+
+def test_a_record_that_was_damaged_since_is_written_again(tmp_path):
+    """With what is known; numbers go on."""
+    record = NumberRecord(tmp_path)
+    record.note("a", 3)
+    (tmp_path / "kept" / "incarnations.json").write_text("{")
+    record.note("b", 1)
+    assert (3, 1) == tuple(map(NumberRecord(tmp_path).newest, "ab"))
 
 
 SOURCE = {"own.py": "X = 1\n", "parts/deep.py": "Y = 2\n"}
