@@ -933,7 +933,7 @@ def _contradiction(job: Job) -> str | None:
             return f"learner.{name}.shard: {table.shard} is not one of 0 to {job.job.learners - 1}"
         local, interval = table.local_steps or 0, job.sync.interval
         if local > interval:
-            return f"learner.{name}.local_steps: {local} steps in a round of {interval}"
+            return f"learner.{name}.local_steps: {local}; a round has {interval} steps, the most"
         method = job.job.method
         if local and FIXED.get(method) is not ROUND_OF_ALL:
             return f'learner.{name}.local_steps: of method = "fedavg" or "diloco", not {method}'

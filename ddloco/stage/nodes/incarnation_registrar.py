@@ -123,9 +123,11 @@ class NumberRecord:
         with self._path.with_name(f".{RECORD}.lock").open("ab") as lock:
             with suppress(OSError):  # Some network file systems have no locks.
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            with suppress(RecordError):  # If it was damaged since, what is known is written again.
-                self._newest = self._read()
-            said = {**self._newest, name: number}
+            # If it was damaged or removed since, what is known is written again.
+            said = dict(self._newest)
+            with suppress(RecordError):
+                said |= self._read()
+            said[name] = number
             with partial.open("wb") as file:
                 file.write(msgspec.json.encode(dict(sorted(said.items()))))
                 file.flush()

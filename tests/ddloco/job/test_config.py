@@ -174,7 +174,7 @@ def test_only_the_task_has_to_be_said(path):
         ("[learner.learner-0]\nlocal_steps = 4", "learner.learner-0.local_steps: of method = "),
         (
             'method = "fedavg"\n[learner.learner-0]\nlocal_steps = 25',
-            "learner.learner-0.local_steps: 25 steps in a round of 24",
+            "learner.learner-0.local_steps: 25; a round has 24 steps, the most",
         ),
         ("[learner.learner-0]\nshard = 3", "learner.learner-0.shard: 3 is not one of 0 to 2"),
     ],

@@ -215,11 +215,15 @@ def test_actors_of_one_folder_note_their_numbers_at_once(tmp_path):
     assert [20] * len(records) == [known.newest(name) for name in records]
 
 
-def test_a_record_that_was_damaged_since_is_written_again(tmp_path):
+@pytest.mark.parametrize("text", ["{", None])
+def test_a_record_that_was_damaged_or_removed_since_is_written_again(tmp_path, text):
     """With what is known; numbers go on."""
-    record = NumberRecord(tmp_path)
+    record, path = NumberRecord(tmp_path), tmp_path / "kept" / "incarnations.json"
     record.note("a", 3)
-    (tmp_path / "kept" / "incarnations.json").write_text("{")
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
     record.note("b", 1)
     assert (3, 1) == tuple(map(NumberRecord(tmp_path).newest, "ab"))
 
