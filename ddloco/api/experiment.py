@@ -7,14 +7,20 @@ along the tapes of that. So learners have the speeds that the file says, whateve
 does, and a cell gives the same result again. What a simulation merges the training must merge too,
 so ``sync.band`` is 0 there unless it is set. Results are kept, so an experiment that was stopped
 goes on.
+
+With ``[experiment.tune]`` a key, such as the inner learning rate, is tuned for each case by one
+rule: the case is run once with each of its values, in cells that are *trials*, and its seeds are
+run with the value whose held-out loss was lowest.
 """
 
 import json
+import math
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -47,6 +53,21 @@ class CellError(Exception):
     """A cell has failed; the text says which, where its output is, and its last lines."""
 
 
+class TuneTable(Section, frozen=True):
+    """``[experiment.tune]``: a key that each case has its own best value of. A case that sets the
+    key itself is not tuned.
+
+    Attributes:
+        key: what is tuned.
+        values: the values that are tried, in ascending order.
+        seed: of the trials; none of the experiment's own.
+    """
+
+    key: str
+    values: Annotated[tuple[int | float, ...], Meta(min_length=2)]
+    seed: Whole = 100
+
+
 class ExperimentTable(Section, frozen=True):
     """``[experiment]``: what is compared, and what that shows.
 
@@ -61,6 +82,7 @@ class ExperimentTable(Section, frozen=True):
         hours: of virtual time, after which a cell ends if its job has not: cases at equal time.
         inner_steps: of all learners together, after which a cell ends: cases at equal tokens.
         paper: what the values in ``paper`` of the cases are, and where they are from.
+        tune: the key that is tuned for each case, if one is.
     """
 
     name: str
@@ -73,6 +95,7 @@ class ExperimentTable(Section, frozen=True):
     hours: Annotated[float, Meta(gt=0.0, le=LARGE)] | None = None
     inner_steps: Annotated[int, Meta(ge=1)] | None = None
     paper: str = ""
+    tune: TuneTable | None = None
 
 
 class ExperimentCase(Section, frozen=True):
@@ -126,6 +149,7 @@ class CellResult(Struct, frozen=True):
         seconds: the time of the job, virtual or real.
         took_s: the time that the cell took on this machine, in seconds.
         settings: the digest of its settings: with others it is run again.
+        tuned: the value that it had of the key that is tuned, if its case is.
     """
 
     case: str
@@ -139,14 +163,16 @@ class CellResult(Struct, frozen=True):
     seconds: float
     took_s: float
     settings: str = ""
+    tuned: int | float | None = None
 
 
 class Cell(Struct, frozen=True):
-    """A case with a seed, and the folder of its runs."""
+    """A case with a seed, the folder of its runs, and its value of the key that is tuned."""
 
     case: str
     seed: int
     folder: Path
+    tuned: int | float | None = None
 
     def known(self, experiment: Experiment) -> CellResult | None:
         """Return its result, if it was run before with the same settings."""
@@ -188,20 +214,68 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
             override(varied, key, value, source=source)
         _job_of(varied, source)
         found[case.name] = varied
-    return Experiment(table, rows, found)
+    experiment = Experiment(table, rows, found)
+    _check_trials(experiment, str(path))
+    return experiment
+
+
+def _check_trials(experiment: Experiment, path: str) -> None:
+    """Refuse a table of trials that the cases do not allow."""
+    tune = experiment.table.tune
+    if tune is None:
+        return
+    where = f"{path}: experiment.tune"
+    if tune.seed in experiment.table.seeds:
+        raise ConfigError(
+            f"{where}.seed: {tune.seed} is one of the seeds; trials need one of their own"
+        )
+    if list(tune.values) != sorted(set(tune.values)):
+        raise ConfigError(f"{where}.values: write them in ascending order, each once")
+    for trial in trials(experiment, Path()):
+        _job_of(_plain_of(experiment, trial), f"{where}: case {trial.case}")
 
 
 def _job_of(plain: dict[str, Any], source: str) -> Job:
     return job_from({key: each for key, each in plain.items() if key not in ENVIRONMENT}, source)
 
 
-def cells(experiment: Experiment, folder: Path) -> list[Cell]:
-    """Return all cells, those of the first seed first."""
+def trials(experiment: Experiment, folder: Path) -> list[Cell]:
+    """Return the cells that choose the values of the key that is tuned; none without such a key."""
+    tune = experiment.table.tune
+    if tune is None:
+        return []
     return [
-        Cell(case.name, seed, folder / f"{number:02}-{seed}")
+        Cell(case.name, tune.seed, folder / f"{number:02}-{tune.key}-{value}", value)
+        for value in tune.values
+        for number, case in enumerate(experiment.cases)
+        if tune.key not in case.set
+    ]
+
+
+def cells(experiment: Experiment, folder: Path, tried: Sequence[CellResult] = ()) -> list[Cell]:
+    """Return all cells but the trials, those of the first seed first.
+
+    Args:
+        experiment: the experiment.
+        folder: where its cells are.
+        tried: the results of its trials.
+    """
+    best = {case.name: best_trial(tried, case.name) for case in experiment.cases}
+    return [
+        Cell(case.name, seed, folder / f"{number:02}-{seed}", best[case.name])
         for seed in experiment.table.seeds
         for number, case in enumerate(experiment.cases)
     ]
+
+
+def best_trial(tried: Sequence[CellResult], case: str) -> int | float | None:
+    """Return the value with which a case had the lowest finite held-out loss in its trials."""
+    losses = {
+        each.loss: each.tuned
+        for each in reversed(tried)
+        if each.case == case and each.loss is not None and math.isfinite(each.loss)
+    }
+    return losses[min(losses)] if losses else None
 
 
 def run_cell(experiment: Experiment, cell: Cell) -> CellResult:
@@ -231,7 +305,7 @@ def run_cell(experiment: Experiment, cell: Cell) -> CellResult:
         values = json.loads(_ddloco(cell, *simulate))["cases"][0]["values"]
         _ddloco(cell, *train, "--schedule", str(schedule))
     result = _result_of(cell, run, values, time.monotonic() - begun)
-    result = replace(result, settings=settings_digest(experiment, cell))
+    result = replace(result, settings=settings_digest(experiment, cell), tuned=cell.tuned)
     (folder / RESULT_FILE).write_bytes(msgspec.json.encode(result))
     return result
 
@@ -251,7 +325,10 @@ def _limits(experiment: Experiment) -> dict[str, Any]:
 
 def _plain_of(experiment: Experiment, cell: Cell) -> dict[str, Any]:
     """The job of a cell and its environment."""
-    plain = experiment.plain[cell.case]
+    plain, tune = experiment.plain[cell.case], experiment.table.tune
+    if tune is not None and cell.tuned is not None:
+        plain = deepcopy(plain)
+        override(plain, tune.key, cell.tuned, source=f"case {cell.case}")
     band = {"band": 0.0} if experiment.table.time == "virtual" else {}
     return {
         **plain,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import fmean, stdev
 
-from ddloco.api.experiment import CellResult, Experiment
+from ddloco.api.experiment import CellResult, Experiment, TuneTable
 
 NOISE_ERRORS = 2.0
 """A difference of fewer standard errors than this is called none."""
@@ -88,9 +88,12 @@ class CaseRow:
 
 
 def case_rows(experiment: Experiment, results: Sequence[CellResult]) -> list[CaseRow]:
-    """Return the rows of the cases that have results."""
+    """Return the rows of the cases that have results; trials have no row."""
+    seeds = experiment.table.seeds
     found = {
-        case.name: CaseRow(case.name, [each for each in results if each.case == case.name])
+        case.name: CaseRow(
+            case.name, [each for each in results if each.case == case.name and each.seed in seeds]
+        )
         for case in experiment.cases
     }
     return [row for row in found.values() if row.results]
@@ -102,14 +105,28 @@ def case_table(experiment: Experiment, results: Sequence[CellResult]) -> list[st
     baseline = next((row for row in rows if row.name == experiment.baseline), rows[0])
     paper = {case.name: case.paper for case in experiment.cases}
     told = any(paper.values())
-    columns = [each.format(baseline=baseline.name) for each in COLUMNS] + ["the paper"] * told
+    tune = experiment.table.tune
+    columns = [each.format(baseline=baseline.name) for each in COLUMNS]
+    columns += [] if tune is None else [tune.key]
+    columns += ["the paper"] * told
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     named = {row.name: row for row in rows}
     others = {case.name: named.get(case.against) for case in experiment.cases}
     for row in rows:
-        found = row.cells(baseline, others[row.name]) + [paper[row.name] or "-"] * told
+        found = row.cells(baseline, others[row.name])
+        found += [] if tune is None else [_tuned(tune, row)]
+        found += [paper[row.name] or "-"] * told
         lines.append("| " + " | ".join(found) + " |")
     return lines
+
+
+def _tuned(tune: TuneTable, row: CaseRow) -> str:
+    """The value that a case was given, and whether a better one may lie beyond those tried."""
+    value = row.results[0].tuned
+    if value is None:
+        return "-"
+    beyond = {tune.values[0]: " (the lowest)", tune.values[-1]: " (the highest)"}
+    return f"{value:g}{beyond.get(value, '')}"
 
 
 def section(
@@ -123,10 +140,14 @@ def section(
         file: the experiment file, for the command that repeats it.
         picture: where the picture is, from the page.
     """
-    said, seeds = experiment.table, sorted({each.seed for each in results})
+    said, tune = experiment.table, experiment.table.tune
+    seeds = sorted({each.seed for each in results} & set(said.seeds))
     took_s = sum(each.took_s for each in results)
     virtual = "in virtual time, trained for real" if said.time == "virtual" else "in real time"
     count = f"{len(results)} cells {virtual}, seeds {', '.join(map(str, seeds))}"
+    if tune is not None:
+        values = ", ".join(f"{each:g}" for each in tune.values)
+        count += f" (of the {tune.key} of each case, the best of {values} with seed {tune.seed})"
     lines = [
         f"## {said.name}",
         "",

@@ -17,6 +17,7 @@ from ddloco.api.experiment import (
     cells,
     load_experiment,
     run_cell,
+    trials,
 )
 from ddloco.api.experiment_page import case_table, pages
 from ddloco.cli.ask import complain
@@ -38,7 +39,8 @@ def experiment(given: argparse.Namespace) -> int:
     for file, each in loaded.items():
         folder = (given.folder or FOLDER) / each.table.name.replace(" ", "-")
         try:
-            results = _run_all(each, folder, given)
+            tried = _run_all(each, trials(each, folder), given)
+            results = [*tried, *_run_all(each, cells(each, folder, tried), given)]
         except CellError as error:
             return complain(error, FOUND)
         found[str(file)] = each, results
@@ -51,13 +53,15 @@ def experiment(given: argparse.Namespace) -> int:
     return 0
 
 
-def _run_all(experiment: Experiment, folder: Path, given: argparse.Namespace) -> list[CellResult]:
+def _run_all(
+    experiment: Experiment, todo: Sequence[Cell], given: argparse.Namespace
+) -> list[CellResult]:
     """Run the cells that have no result yet, some side by side; prints a line for each."""
-    todo = cells(experiment, folder)
     done = {cell.folder: known for cell in todo if (known := cell.known(experiment)) is not None}
     missing = [cell for cell in todo if cell.folder not in done]
     console = SafeConsole(stderr=True, soft_wrap=True, highlight=False, markup=False)
     if done:
+        folder = todo[0].folder.parent
         console.print(f"{experiment.table.name}: {len(done)} of {len(todo)} cells are in {folder}")
     with ThreadPoolExecutor(given.jobs or max((os.cpu_count() or 1) // 2, 1)) as pool:
         running = {pool.submit(run_cell, experiment, cell): cell for cell in missing}
@@ -75,6 +79,8 @@ def _run_all(experiment: Experiment, folder: Path, given: argparse.Namespace) ->
 def _line(experiment: Experiment, cell: Cell, result: CellResult, count: str) -> str:
     loss = f"{result.loss:.4f}" if result.loss is not None else "none"
     what = f"{experiment.table.name}, {cell.case}, seed {cell.seed}"
+    if experiment.table.tune is not None and cell.tuned is not None:
+        what += f", {experiment.table.tune.key} {cell.tuned:g}"
     return f"{count}: {what}: held-out loss {loss} in {result.took_s:.0f} s"
 
 

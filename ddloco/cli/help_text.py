@@ -140,8 +140,15 @@ An experiment file is a job file with [experiment] and a [[case]] for each row:
   set = { "sync.quorum" = 3 }
 
 Each cell is simulated and then trained for real along the tapes of that, so that only settings and
-seeds decide; with time = "real" it is an ordinary run. Cells that are done are kept, so the same
-command goes on where it was stopped. examples/experiments has those of docs/experiments.md."""
+seeds decide; with time = "real" it is an ordinary run. With
+
+  [experiment.tune]
+  key = "inner.lr"
+  values = [1e-3, 2e-3, 4e-3]
+
+each case is first run once with each value, and its seeds then with the best of them. Cells that
+are done are kept, so the same command goes on where it was stopped. examples/experiments has those
+of docs/experiments.md."""
 
 WHY = """\
   ddloco why runs/first merge 40              what merge 40 waited for, and who was in it

@@ -1,6 +1,8 @@
 """Experiments: their files, cells, results and pages."""
 
 import json
+import math
+import re
 
 import msgspec
 import pytest
@@ -12,6 +14,7 @@ from ddloco.api.experiment import (
     load_experiment,
     run_cell,
     settings_digest,
+    trials,
 )
 from ddloco.api.experiment_page import CaseRow, case_table, losses_svg, pages
 from ddloco.cli.parser import main
@@ -129,6 +132,89 @@ def test_the_page_has_a_table_and_a_picture(file):
     assert "(pictures/experiment-quorum.svg)" in text
     assert drawn == {"experiment-quorum.svg": losses_svg(loaded, found)}
     assert drawn["experiment-quorum.svg"].count("<circle") == 4
+
+
+TUNED = """
+[experiment.tune]
+key = "inner.lr"
+values = [1e-3, 2e-3, 4e-3]
+[job]"""
+
+
+@pytest.fixture
+def tuned(file):
+    """An experiment file that tunes; its last case has a value of its own."""
+    own = 'set = { "job.method" = "lone", "inner.lr" = 1e-3 }'
+    text = FILE.replace("[job]", TUNED.lstrip()).replace('set = { "job.method" = "lone" }', own)
+    file.write_text(text)
+    return file
+
+
+def test_each_case_gets_its_best_value(tuned, tmp_path):
+    """By one rule; losses that are no numbers are never the best, and ties go to the lower."""
+    loaded = load_experiment(tuned)
+    todo = trials(loaded, tmp_path)
+    assert 9 == len({each.folder for each in todo})
+    assert {100} == {each.seed for each in todo}
+    losses = {1e-3: {"one": 2.0, "all": 3.0}, 2e-3: {"one": 2.0, "all": 2.5}}
+    tried = [
+        result(
+            each.case, losses.get(each.tuned, {}).get(each.case, math.nan), 100, tuned=each.tuned
+        )
+        for each in todo
+    ]
+    found = cells(loaded, tmp_path, tried)
+    values = {each.case: each.tuned for each in found}
+    assert {"one": 1e-3, "all": 2e-3, "diloco": None, "lone": None} == values
+    assert 8 + 9 == len({each.folder for each in (*found, *todo)})
+    digests = [settings_digest(loaded, each) for each in (*found[:2], cells(loaded, tmp_path)[1])]
+    assert 3 == len(set(digests))
+    done = [result(each.case, 2.0, each.seed, tuned=each.tuned) for each in found]
+    lines = case_table(loaded, [*tried, *done])
+    ends = [line.split(" | ")[-2] for line in lines[2:]]
+    assert ["0.001 (the lowest)", "0.002", "-", "-"] == ends
+    assert (
+        "the best of 0.001, 0.002, 0.004 with seed 100"
+        in pages({"quorum.toml": (loaded, [*tried, *done])}, "pictures")[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("seeds = [0, 1]", "seeds = [0, 100]", "tune.seed: 100 is one of the seeds"),
+        ("[1e-3, 2e-3, 4e-3]", "[2e-3, 1e-3]", "ascending"),
+        ("[1e-3, 2e-3, 4e-3]", "[1e-3]", "values"),
+        ("[1e-3, 2e-3, 4e-3]", "[-1.0, 2e-3]", "case one: inner.lr"),
+        ('"inner.lr"\nvalues', '"inner.rl"\nvalues', "case one"),
+    ],
+)
+def test_what_is_wrong_with_trials_is_named(tuned, old, new, said):
+    """In one line, before anything is run."""
+    tuned.write_text(tuned.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_experiment(tuned)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_tuning_runs_trials_first(tuned, tmp_path, capsys):
+    """Each once; the same command again runs nothing, and says the same."""
+    arguments = ["experiment", str(tuned), "--dir", str(tmp_path / "kept"), "--json"]
+    printed = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--set", "job.steps=6"])
+        assert not ended.value.code
+        out, err = capsys.readouterr()
+        printed.append(json.loads(out)["cells"])
+    assert printed[0] == printed[1]
+    assert ["9 of 9", "8 of 8"] == re.findall(r"(\d of \d) cells are in", err)
+    best = {each["case"]: each["tuned"] for each in printed[0][9:]}
+    for case in ("one", "all", "diloco"):
+        of_case = [each for each in printed[0][:9] if each["case"] == case]
+        assert best[case] == min(of_case, key=lambda each: each["loss"])["tuned"]
+    assert best["lone"] is None
 
 
 @pytest.mark.slow
