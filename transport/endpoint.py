@@ -58,6 +58,19 @@ LINGER_S = 3.0
 and short enough that a dead peer does not delay a shutdown."""
 
 
+class SharedFiles(Protocol):
+    """Memory whose bytes may be read by other processes in place of being sent."""
+
+    def filenos(self) -> tuple[int, ...]:
+        """The descriptors of its files; -1 for one that does not exist."""
+        ...
+
+    def place_of(self, part: Frame) -> tuple[int, int] | None:
+        """The number of the file and the offset at which the bytes of a part lie; None if they lie
+        elsewhere. They must stay as they are for as long as the part exists."""
+        ...
+
+
 class PeerGone(Exception):  # noqa: N818 - named as the event it becomes
     """No peer is reachable under that route now."""
 
@@ -104,6 +117,10 @@ class EndpointStatistics:
     """Sends that raised `PeerGone`."""
     arrivals_refused_parts: int = 0
     """Arrivals dropped because they had no parts or more than `PARTS_MAX`."""
+    sent_by_reference: int = 0
+    """Bytes of `bytes_sent` that were not sent, but read where they lie, by a peer on this host."""
+    arrivals_refused_reference: int = 0
+    """Arrivals dropped because they name memory that their sender does not share."""
     arrivals_refused_oversize: int = 0
     """Arrivals dropped because a part exceeded `FRAME_BYTES_MAX`."""
     arrivals_refused_route: int = 0
@@ -124,6 +141,7 @@ class EndpointStatistics:
         """Arrivals dropped for any reason."""
         return (
             self.arrivals_refused_parts
+            + self.arrivals_refused_reference
             + self.arrivals_refused_oversize
             + self.arrivals_refused_route
             + self.arrivals_refused_identity
@@ -179,6 +197,11 @@ class Endpoint(Protocol):
         is not contiguous; `TypeError` for a part that is not a buffer. A dialler whose peer is away
         queues up to the mark, so it may get `LaneFull` where one would expect `PeerGone`.
         """
+        ...
+
+    def share(self, own: SharedFiles) -> None:
+        """From the next `run` on, large parts that lie in this memory may be read there by peers of
+        this user on this host, in place of being sent; what arrives looks the same."""
         ...
 
     def reaches(self, route: str) -> bool:

@@ -7,6 +7,7 @@ stall that lost nothing into 112 lost messages). The link above judges liveness 
 """
 
 import errno
+import math
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,6 +23,7 @@ import zmq
 from transport.connections import Connections
 from transport.curve_auth import Curve, CurveGate, Refusal, refuse_old_protocols
 from transport.endpoint import (
+    COPY_BYTES_MAX,
     FRAME_BYTES_MAX,
     LINGER_S,
     PARTS_MAX,
@@ -35,8 +37,17 @@ from transport.endpoint import (
     Frame,
     LaneFull,
     PeerGone,
+    SharedFiles,
     check_frames,
     check_route,
+)
+from transport.shared_payloads import (
+    ASK_AGAIN_S,
+    BY_REFERENCE,
+    SUPPORTED,
+    SharedPayloads,
+    SharingError,
+    SharingPeer,
 )
 from transport.trio_socket import TrioSocket
 
@@ -115,13 +126,15 @@ async def open_context(io_threads: int = 1) -> AsyncIterator[zmq.Context[Any]]:
 class _Line:
     """One socket of an endpoint. `route` is None for the listening socket, which serves many.
 
-    For a dialled socket the line also records the address; how long it has been sending without any
-    reply (`unheard_since`, None while nothing is unanswered); how many bytes it has sent since;
-    whether it has sent a probe; and how often it was reconnected without success.
+    For a dialled socket the line also records its identity; the address; how long it has been
+    sending without any reply (`unheard_since`, None while nothing is unanswered); how many bytes it
+    has sent since; whether it has sent a probe; how often it was reconnected without success; and
+    when it last asked for shared memory.
     """
 
     socket: TrioSocket
     route: str | None
+    identity: bytes = b""
     gate: CurveGate | None = None
     connections: Connections | None = None
     held: Arrival | None = None
@@ -131,6 +144,7 @@ class _Line:
     unheard_bytes: int = 0
     probed: bool = False
     in_vain: int = 0
+    asked_at: float = -math.inf
 
     def said(self, nbytes: int) -> None:
         """Record that something was sent that the peer may answer."""
@@ -211,6 +225,8 @@ class ZmqEndpoint:
         """By route; the one heard most recently is last."""
         self._counts: Counter[str] = Counter()
         self._running: Callable[[_Line], None] | None = None
+        self._shared: SharedPayloads | None = None
+        self._nursery: trio.Nursery | None = None
         self._closed = trio.Event()
 
     async def listen(self, address: str) -> str:
@@ -236,7 +252,8 @@ class ZmqEndpoint:
             raise ValueError(f"already dialled: {route}")
         dealer = self._open(zmq.DEALER)
         try:
-            dealer.setsockopt(zmq.ROUTING_ID, _secret_identity(identity))
+            wire = _secret_identity(identity)
+            dealer.setsockopt(zmq.ROUTING_ID, wire)
             if self._curve is not None:
                 self._curve.seal(dealer, _peer_of(route))
             found = _written_in(address) if address.startswith(FILE) else address
@@ -248,7 +265,7 @@ class ZmqEndpoint:
         except ValueError:
             dealer.close(0)
             raise
-        line = _Line(TrioSocket(dealer), route, address=found)
+        line = _Line(TrioSocket(dealer), route, wire, address=found)
         line.written_in = address if address.startswith(FILE) else ""
         self._dialled[route] = self._added(line)
         _probe(line)
@@ -269,14 +286,17 @@ class ZmqEndpoint:
             raise trio.BusyResourceError("this endpoint is running already")
         try:
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
                 self._running = lambda line: self._attend(nursery, line, deliver)
                 for line in self._lines():
                     self._running(line)
                 nursery.start_soon(self._look_up, deliver)
+                if self._shared is not None:
+                    nursery.start_soon(self._shared.serve)
                 await self._closed.wait()
                 nursery.cancel_scope.cancel()
         finally:
-            self._running = None
+            self._running = self._nursery = None
         self._check_open()
 
     def send_nowait(self, route: str, frames: Sequence[Buffer]) -> None:
@@ -287,9 +307,15 @@ class ZmqEndpoint:
         if line is None:
             self._counts["sends_refused_gone"] += 1
             raise PeerGone(route)
+        identity = line.identity if line.route == route else self._identity_of(route)
+        peer, loan = self._sharing_peer(line, route, identity, flat[-1]), None
+        sent = flat
+        if peer is not None and (lent := peer.reference(flat[-1])) is not None:
+            loan, reference = lent
+            sent = (flat[0], reference, BY_REFERENCE)
         try:
-            parts = flat if line.route == route else (self._identity_of(route), *flat)
-            line.socket.send_multipart_nowait(parts)
+            line.socket.send_multipart_nowait(sent if line.route == route else (identity, *sent))
+            loan = None
         except trio.WouldBlock:
             self._counts["sends_refused_full"] += 1
             raise LaneFull(route) from None
@@ -298,11 +324,45 @@ class ZmqEndpoint:
                 raise
             self._counts["sends_refused_gone"] += 1
             raise PeerGone(route) from None
+        finally:
+            if peer is not None and loan is not None:
+                peer.withdraw(loan)
         nbytes = sum(map(len, flat))
         self._counts["messages_sent"] += 1
         self._counts["bytes_sent"] += nbytes
+        self._counts["sent_by_reference"] += len(flat[-1]) if sent is not flat else 0
         if line.route is not None:
-            line.said(nbytes)
+            line.said(sum(map(len, sent)))
+
+    def share(self, own: SharedFiles) -> None:
+        """See `Endpoint.share`; nothing on systems that cannot do it."""
+        if SUPPORTED:
+            self._shared = SharedPayloads(own, self._identity_of, _route_of)
+
+    def _sharing_peer(
+        self, line: _Line, route: str, identity: bytes, part: Frame
+    ) -> SharingPeer | None:
+        """With whom a part may be shared. Before the first one, a dialled line asks its peer for
+        the name of its socket; until there is an answer, bytes are sent."""
+        if self._shared is None:
+            return None
+        self._shared.give_back()
+        if len(part) <= COPY_BYTES_MAX:
+            return None
+        peer = self._shared.of(route, identity)
+        if peer is None and line.route is not None:
+            now = trio.current_time()
+            if now - line.asked_at >= ASK_AGAIN_S:
+                line.asked_at = now
+                _probe(line)
+        return peer
+
+    def _answered(self, line: _Line, name: bytes) -> None:
+        """Share memory with the peer of a dialled line that has asked for the name of its socket,
+        if the peer has one."""
+        route, asked = line.route, line.asked_at > -math.inf
+        if name and route is not None and asked and self._shared and self._nursery:
+            self._nursery.start_soon(self._shared.connect, route, line.identity, name)
 
     def reaches(self, route: str) -> bool:
         """For peers of the ROUTER, send an unsolicited answer; see `Endpoint.reaches`."""
@@ -348,7 +408,7 @@ class ZmqEndpoint:
         failed = gate.failed if gate is not None else lambda _: None
         connections = Connections(router, f"{id(router):x}", self._cut_connection, failed)
         reading = TrioSocket(router, signed=gate is not None, excess=connections.excess)
-        return _Line(reading, None, gate, connections)
+        return _Line(reading, None, gate=gate, connections=connections)
 
     def _cut_connection(self, reason: str, address: str) -> None:
         self._counts["connections_cut"] += 1
@@ -449,7 +509,7 @@ class ZmqEndpoint:
         while True:
             if line.held is None:
                 try:
-                    parts = await line.socket.recv_multipart(PARTS_MAX + 2)
+                    parts = await line.socket.recv_multipart(PARTS_MAX + 3)
                 except trio.ClosedResourceError:
                     return  # `run` reports this, once for all sockets
                 line.held = self._heard(line, parts)
@@ -481,6 +541,8 @@ class ZmqEndpoint:
         frames = tuple(parts)
         if line.route is not None:
             line.heard()
+        if self._shared is not None:
+            self._shared.give_back()
         if route is None:
             self._counts["arrivals_refused_route"] += 1
         elif line.gate is not None and not self._proven(route, str(signature, "utf-8")):
@@ -489,21 +551,39 @@ class ZmqEndpoint:
             self._counts["arrivals_refused_taken"] += 1
             reason = f"another connection has the route {route}"
             self.refusals["arrivals_refused_taken"] = Refusal(reason)
-        elif not 0 < len(frames) <= PARTS_MAX:
+        elif (found := self._read_in_place(route, line.identity or identity, frames)) is None:
+            self._counts["arrivals_refused_reference"] += 1
+        elif not 0 < len(frames := found) <= PARTS_MAX:
             self._counts["arrivals_refused_parts"] += 1
         elif max(map(len, frames)) > FRAME_BYTES_MAX:
             self._counts["arrivals_refused_oversize"] += 1
         elif line.route is None and frames == (PROBE,):
             # On failure there is no answer: a full or vanished peer probes again.
             with suppress(trio.WouldBlock, zmq.ZMQError, trio.ClosedResourceError):
-                line.socket.send_multipart_nowait([identity, ANSWER])
-        elif line.route is not None and frames == (ANSWER,):
-            pass
+                name = self._shared.name if self._shared is not None else b""
+                line.socket.send_multipart_nowait([identity, ANSWER + name])
+        elif line.route is not None and len(frames) == 1 and frames[0][: len(ANSWER)] == ANSWER:
+            self._answered(line, bytes(frames[0][len(ANSWER) :]))
         else:
             self._counts["messages_received"] += 1
             self._counts["bytes_received"] += sum(map(len, frames))
             return Arrival(route, frames)
         return None
+
+    def _read_in_place(
+        self, route: str, identity: bytes, frames: tuple[Frame, ...]
+    ) -> tuple[Frame, ...] | None:
+        """The parts, with the bytes that they refer to; None if those are not shared."""
+        if len(frames) != PARTS_MAX + 1 or frames[-1] != BY_REFERENCE:
+            return frames
+        peer = self._shared.of(route, identity) if self._shared is not None else None
+        if peer is None:
+            return None
+        try:
+            return frames[0], peer.part(frames[1])
+        except SharingError as error:
+            self.refusals["arrivals_refused_reference"] = Refusal(f"{route}: {error}")
+            return None
 
     def _identity_of(self, route: str) -> bytes:
         """The identity of the connection that owns a route; the route itself if none does."""

@@ -9,8 +9,8 @@ so ``sync.band`` is 0 there unless it is set. Results are kept, so an experiment
 goes on.
 
 With ``[experiment.tune]`` a key, such as the inner learning rate, is tuned for each case by one
-rule: the case is run once with each of its values, in cells that are *trials*, and its seeds are
-run with the value whose held-out loss was lowest.
+rule: the case is run with each of its values and each of some other seeds, in cells that are
+*trials*, and its own seeds are run with the value whose mean held-out loss was lowest.
 """
 
 import json
@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -60,12 +61,13 @@ class TuneTable(Section, frozen=True):
     Attributes:
         key: what is tuned.
         values: the values that are tried, in ascending order.
-        seed: of the trials; none of the experiment's own.
+        seeds: of the trials; none of the experiment's own. With a single one, chance may choose a
+            value at which training is hardly stable.
     """
 
     key: str
     values: Annotated[tuple[int | float, ...], Meta(min_length=2)]
-    seed: Whole = 100
+    seeds: Annotated[tuple[Whole, ...], Meta(min_length=1)] = (100, 101)
 
 
 class ExperimentTable(Section, frozen=True):
@@ -225,10 +227,8 @@ def _check_trials(experiment: Experiment, path: str) -> None:
     if tune is None:
         return
     where = f"{path}: experiment.tune"
-    if tune.seed in experiment.table.seeds:
-        raise ConfigError(
-            f"{where}.seed: {tune.seed} is one of the seeds; trials need one of their own"
-        )
+    for seed in set(tune.seeds) & set(experiment.table.seeds):
+        raise ConfigError(f"{where}.seeds: {seed} is one of the seeds; trials need their own")
     if list(tune.values) != sorted(set(tune.values)):
         raise ConfigError(f"{where}.values: write them in ascending order, each once")
     for trial in trials(experiment, Path()):
@@ -245,7 +245,8 @@ def trials(experiment: Experiment, folder: Path) -> list[Cell]:
     if tune is None:
         return []
     return [
-        Cell(case.name, tune.seed, folder / f"{number:02}-{tune.key}-{value}", value)
+        Cell(case.name, seed, folder / f"{number:02}-{tune.key}-{value}-{seed}", value)
+        for seed in tune.seeds
         for value in tune.values
         for number, case in enumerate(experiment.cases)
         if tune.key not in case.set
@@ -269,13 +270,15 @@ def cells(experiment: Experiment, folder: Path, tried: Sequence[CellResult] = ()
 
 
 def best_trial(tried: Sequence[CellResult], case: str) -> int | float | None:
-    """Return the value with which a case had the lowest finite held-out loss in its trials."""
-    losses = {
-        each.loss: each.tuned
-        for each in reversed(tried)
-        if each.case == case and each.loss is not None and math.isfinite(each.loss)
-    }
-    return losses[min(losses)] if losses else None
+    """Return the value with which a case had the lowest mean held-out loss in its trials, the first
+    of several; None if it has none. A trial without a finite loss rules its value out."""
+    found: dict[int | float, list[float]] = {}
+    for each in tried:
+        if each.case == case and each.tuned is not None:
+            loss = each.loss if each.loss is not None else math.inf
+            found.setdefault(each.tuned, []).append(loss if math.isfinite(loss) else math.inf)
+    means = {value: fmean(losses) for value, losses in found.items()}
+    return min(means, key=lambda value: means[value]) if means else None
 
 
 def run_cell(experiment: Experiment, cell: Cell) -> CellResult:

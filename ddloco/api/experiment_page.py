@@ -147,7 +147,8 @@ def section(
     count = f"{len(results)} cells {virtual}, seeds {', '.join(map(str, seeds))}"
     if tune is not None:
         values = ", ".join(f"{each:g}" for each in tune.values)
-        count += f" (of the {tune.key} of each case, the best of {values} with seed {tune.seed})"
+        tried = f"the best of {values} with seeds {', '.join(map(str, tune.seeds))}"
+        count += f" (of the {tune.key} of each case, {tried})"
     lines = [
         f"## {said.name}",
         "",

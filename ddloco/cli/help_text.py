@@ -146,9 +146,9 @@ seeds decide; with time = "real" it is an ordinary run. With
   key = "inner.lr"
   values = [1e-3, 2e-3, 4e-3]
 
-each case is first run once with each value, and its seeds then with the best of them. Cells that
-are done are kept, so the same command goes on where it was stopped. examples/experiments has those
-of docs/experiments.md."""
+each case is first run with each value and with two other seeds, and its own seeds then with the
+best of them. Cells that are done are kept, so the same command goes on where it was stopped.
+examples/experiments has those of docs/experiments.md."""
 
 WHY = """\
   ddloco why runs/first merge 40              what merge 40 waited for, and who was in it

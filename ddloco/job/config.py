@@ -374,11 +374,14 @@ class Transport(Section, frozen=True):
         keys: a folder that ``ddloco keys`` made; empty for no keys. Not used with "inproc", where
             nothing leaves the process.
         insecure: whether a syncer without keys may listen on other addresses than loopback.
+        shared_memory: whether processes of one user on one host read each other's fragments where
+            they lie, in place of sending them; not where ``[chaos]`` has faults of links.
     """
 
     kind: Literal["inproc", "ipc", "tcp"] = "inproc"
     keys: str = ""
     insecure: bool = False
+    shared_memory: bool = True
 
 
 class Worker(Section, frozen=True):
@@ -414,6 +417,7 @@ UNSAID = {
     "sync": ("blocking", "late", "mixing", "clients", "final_merges"),
     "outer": ("weight",),
     "inner": ("adamw",),
+    "transport": ("shared_memory",),
 }
 """Keys that are left out of a job's id where they have their defaults."""
 

@@ -35,7 +35,7 @@ from ddloco.stage.actors.events import WorkResult
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.driver.driver import Arrived, Executor
-from ddloco.stage.files.faults import SYNCER, Faults
+from ddloco.stage.files.faults import LINK_KINDS, SYNCER, Faults
 from ddloco.stage.files.run_folder import JOB_FILE, KEPT, TAPES, TRACEBACKS, run_of
 from ddloco.stage.files.settings import SnapshotTable, TapeTable
 from ddloco.stage.files.toml import ConfigError
@@ -140,6 +140,14 @@ class JobProgram(Runnable):
     def snapshot(self) -> SnapshotTable:
         """``[snapshot]``."""
         return self.job.snapshot
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether actors of one host may read each other's fragments where they lie. Faults of
+        links are those of sockets, so there every byte goes through one."""
+        faults, storms = self.job.chaos.fault, self.job.chaos.storm
+        what = {each.what for each in faults} | {kind for each in storms for kind in each.what}
+        return self.job.transport.shared_memory and not what & set(LINK_KINDS)
 
     @property
     def chaos(self) -> Faults:
@@ -311,6 +319,8 @@ class JobProgram(Runnable):
         keep: FragmentFolder,
     ) -> OpenedActor:
         job, own = self.job, hosted.own
+        if self.shares_memory:
+            hosted.endpoint.share(arrays.shared)
         actor, first, pending = await self._begin(hosted, executor, arrays, prepared, keep)
         facts = {OWN_STATE: f"{own.place}/{own.snapshot}"} if own is not None else {}
         facts |= {TASK: self.source(hosted.folder)}

@@ -62,7 +62,7 @@ from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequest
 from ddloco.workers.snapshot_work import SnapshotWork
 from ddloco.workers.state_transfer import StateTransfer
 from snapshot import save_tensors
-from transport import DTYPES, Payload
+from transport import DTYPES, Bytes, Payload
 
 MODEL_FILE = Path("model") / "model.safetensors"
 
@@ -363,14 +363,22 @@ class WorkExecutor(Doer):
 
     @does(MergeFragment)
     async def _merge_fragment(self, work: MergeFragment) -> FragmentMerged:
-        merged, made = await _in_thread(partial(self._merge, work))
+        # In the arena, so that learners on this host may read there what they are sent.
+        theta = self._arena.array(self._arrays.get(work.theta).nbytes).view(np.float32)
+        wire: Bytes | None = None
+        if not self.layouts.is_flat(work.fragment):
+            start, stop = self.plan.fragment_slice(work.fragment)
+            wire = self._arena.array(stop - start)
+        merged, made = await _in_thread(partial(self._merge, work, (theta, wire)))
         for handle, array in zip(work.makes, made, strict=True):
             self._arrays.put(handle, array)
         return merged
 
-    def _merge(self, work: MergeFragment) -> tuple[FragmentMerged, list[Stored]]:
+    def _merge(
+        self, work: MergeFragment, out: tuple[F32, Bytes | None]
+    ) -> tuple[FragmentMerged, list[Stored]]:
         """Merge, and store the result on disk; returns the arrays in the order of ``makes``."""
-        merged, made, stored = self._compute_merge(work)
+        merged, made, stored = self._compute_merge(work, out)
         if stored is not None:
             self._put(stored)
         return merged, made
@@ -381,9 +389,10 @@ class WorkExecutor(Doer):
         return merged, made[0]
 
     def _compute_merge(
-        self, work: MergeFragment
+        self, work: MergeFragment, out: tuple[F32 | None, Bytes | None] = (None, None)
     ) -> tuple[FragmentMerged, list[Stored], StoredFragment | None]:
-        """Merge; returns also the arrays in the order of ``makes``, and what is to be stored."""
+        """Merge; returns also the arrays in the order of ``makes``, and what is to be stored. The
+        new parameters, and what is sent of them, are written to ``out`` if that is given."""
         theta: F32 = self._arrays.get(work.theta)
         outer, compression = self._outer_at(work.t), self.compression
         state = self._arrays.get(work.state) if work.state else zero_state(outer, theta)
@@ -403,8 +412,9 @@ class WorkExecutor(Doer):
             outlier_test=outlier_test,
             adopt=work.adopt,
             kernel=merge_kernel(),
+            out=out[0],
         )
-        payload = self.layouts.sent(work.fragment, result.theta)
+        payload = self.layouts.sent(work.fragment, result.theta, out[1])
         made: list[Stored] = [result.theta, result.state, payload]
         sent: tuple[Payload, ...] = ()
         if work.differences is not None and work.differences.held:

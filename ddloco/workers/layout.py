@@ -46,9 +46,16 @@ class Layouts:
         """A payload of a fragment's bytes where they are, which must not change any more."""
         return Payload(describe(data, wire_layout(self.plan, fragment)), data)
 
-    def sent(self, fragment: int, flat: F32) -> Payload:
-        """A global fragment as a payload to be sent."""
-        return self.described(fragment, self.wire(fragment, flat))
+    def sent(self, fragment: int, flat: F32, out: Bytes | None = None) -> Payload:
+        """A global fragment as a payload to be sent; see ``wire``."""
+        return self.described(fragment, self.wire(fragment, flat, out))
+
+    def is_flat(self, fragment: int) -> bool:
+        """Whether a fragment's bytes are those of flat float32, without padding."""
+        start, stop = self.plan.fragment_slice(fragment)
+        leaves = self.plan.fragments[fragment]
+        packed = sum(leaf.nbytes for leaf in leaves) == stop - start
+        return packed and all(leaf.dtype == "float32" for leaf in leaves)
 
     def flat(self, fragment: int, data: Bytes) -> F32:
         """Convert a fragment's bytes to flat float32 without padding."""
@@ -58,13 +65,17 @@ class Layouts:
             flat[part] = view
         return flat
 
-    def wire(self, fragment: int, flat: F32) -> Bytes:
-        """Convert flat float32 to a fragment's bytes in wire dtypes, with zero padding."""
+    def wire(self, fragment: int, flat: F32, out: Bytes | None = None) -> Bytes:
+        """Convert flat float32 to a fragment's bytes in wire dtypes, with zero padding.
+
+        They are written to ``out``, by default a new array; or they are those of ``flat``, if
+        these are the same: neither array is changed any more.
+        """
+        if self.is_flat(fragment):
+            return flat.view(np.uint8)
         start, stop = self.plan.fragment_slice(fragment)
-        leaves = self.plan.fragments[fragment]
-        if flat.nbytes == stop - start and all(leaf.dtype == "float32" for leaf in leaves):
-            return flat.view(np.uint8)  # The same bytes; neither array is changed any more.
-        data = np.zeros(stop - start, np.uint8)
+        data = np.empty(stop - start, np.uint8) if out is None else out
+        data.fill(0)
         for part, view in _views(self.segments(fragment), data):
             view[:] = flat[part]
         return data

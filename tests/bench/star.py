@@ -51,6 +51,8 @@ def start_ours(
     nbytes: int,
     form: str = WHOLE,
     places: tuple[Place, Place] = (LOOPBACK, LOOPBACK),
+    *,
+    share: bool = False,
 ) -> list[Servant]:
     """The processes of four learners, whose rounds begin and end at a word.
 
@@ -59,12 +61,14 @@ def start_ours(
         nbytes: of the parameters of each.
         form: of what is sent, as in ``[compress]``.
         places: where the hub runs, and the learners.
+        share: whether payloads are read in the memory of their sender, as in a job whose actors are
+            on one host.
     """
-    hub = stack.enter_context(servant(serve_hub, nbytes, form, places[0]))
+    hub = stack.enter_context(servant(serve_hub, nbytes, form, places[0], share))
     address = hub.answer()
     return [
         stack.enter_context(
-            servant(serve_learner, address, nbytes, form, places[1], f"learner-{m}.1")
+            servant(serve_learner, (address, share), nbytes, form, places[1], f"learner-{m}.1")
         )
         for m in range(LEARNERS)
     ]
@@ -129,10 +133,14 @@ class Sender:
 class Hub:
     """Merges each fragment once all parts are there, and tells all learners."""
 
-    def __init__(self, endpoint: Any, nbytes: int, form: str, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, endpoint: Any, nbytes: int, form: str, nursery: trio.Nursery, *, share: bool
+    ) -> None:
         self._plan = make_plan(nbytes)
         self._compresses = form != WHOLE
         self._arrays = ArrayTable(SharedMemory())
+        if share:
+            endpoint.share(self._arrays.shared)
         self._executor = make_executor("syncer.1", self._arrays, self._plan, form)
         self._sender = Sender(endpoint, LISTENER)
         self._assemblers: dict[str, Assembler[Any]] = {}
@@ -196,7 +204,7 @@ class Hub:
             self._arrays.free(made[-1])
 
 
-def serve_hub(connection: Connection, nbytes: int, form: str, place: Place) -> None:
+def serve_hub(connection: Connection, nbytes: int, form: str, place: Place, share: bool) -> None:
     """The syncer's side; says its address, then serves until it is told to end."""
     enter(place)
     keep_freed_memory()
@@ -204,7 +212,8 @@ def serve_hub(connection: Connection, nbytes: int, form: str, place: Place) -> N
     async def main() -> None:
         async with opened() as endpoint, trio.open_nursery() as nursery:
             connection.send(await endpoint.listen(f"tcp://{place.address}:*"))
-            nursery.start_soon(endpoint.run, Hub(endpoint, nbytes, form, nursery).deliver)
+            hub = Hub(endpoint, nbytes, form, nursery, share=share)
+            nursery.start_soon(endpoint.run, hub.deliver)
             await trio.to_thread.run_sync(connection.recv)
             nursery.cancel_scope.cancel()
 
@@ -258,9 +267,14 @@ class BenchLearner:
 
 
 def serve_learner(
-    connection: Connection, address: str, nbytes: int, form: str, place: Place, incarnation: str
+    connection: Connection,
+    hub: tuple[str, bool],
+    nbytes: int,
+    form: str,
+    place: Place,
+    incarnation: str,
 ) -> None:
-    """A learner's side: at each word one round."""
+    """A learner's side: at each word one round. ``hub`` has its address, and whether to share."""
     enter(place)
     keep_freed_memory()
     route = f"{LISTENER}/{BULK}"
@@ -268,7 +282,9 @@ def serve_learner(
     async def main() -> None:
         learner = BenchLearner(nbytes, form, incarnation)
         async with opened() as endpoint, trio.open_nursery() as nursery:
-            await endpoint.dial(address, route=route, identity=f"{incarnation}/{BULK}")
+            await endpoint.dial(hub[0], route=route, identity=f"{incarnation}/{BULK}")
+            if hub[1]:
+                endpoint.share(learner.arrays.shared)
             sender = Sender(endpoint, incarnation)
             assembler = Assembler(sender.codec, allocate=learner.arrays.allocate)
             missing, whole = 0, trio.Event()

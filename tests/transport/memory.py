@@ -34,6 +34,7 @@ from transport.endpoint import (
     Frame,
     LaneFull,
     PeerGone,
+    SharedFiles,
     check_frames,
     check_route,
 )
@@ -348,6 +349,9 @@ class MemoryEndpoint:
         self._counts["messages_sent"] += 1
         self._counts["bytes_sent"] += sum(map(len, flat))
         self._fabric.send(lane, tuple(map(_handed_over, flat)))
+
+    def share(self, own: SharedFiles) -> None:
+        """Nothing is sent, so nothing is shared; see `Endpoint.share`."""
 
     def reaches(self, route: str) -> bool:
         """See `Endpoint.reaches`."""

@@ -142,6 +142,7 @@ def merge_fragment(
     outlier_test: FindFaults | None = None,
     adopt: bool = False,
     kernel: BlockKernel = NUMPY,
+    out: F32 | None = None,
 ) -> MergeResult:
     """Merge the contributions to one fragment and take one outer step.
 
@@ -157,6 +158,7 @@ def merge_fragment(
         outlier_test: returns all faults, given candidates, norms and faults; see `outlier_test`.
         adopt: replace theta, which was lost, by what the rules make of the contributions' values.
         kernel: the arithmetic, numpy's by default; it does not affect the result.
+        out: where the new theta is written, flat float32; by default a new array.
 
     Returns:
         The new fragment; copies of theta and state if nothing is accepted or all weights are 0.
@@ -166,8 +168,7 @@ def merge_fragment(
     """
     _check_state(state, theta, outer)
     if adopt:
-        found = _adopt(theta, contributions, segments, map_chunks, kernel)
-        return found._replace(state=zero_state(outer, theta))
+        return _adopt(theta, contributions, segments, map_chunks, kernel, out=out, outer=outer)
     held = theta if anchor is None else anchor
     work = _Work(theta, held, segments, _chunks(theta.size, segments), map_chunks, kernel)
     candidates, refused = _admit(contributions, segments)
@@ -180,15 +181,22 @@ def merge_fragment(
     kept = [i for i, fault in enumerate(faults) if not fault]
     accepted = [candidates[i] for i in kept]
     total = sum(c.weight for c in accepted)
+    out = np.empty_like(theta) if out is None else out
     if total == 0.0:
-        unchanged = {name: array.copy() for name, array in state.items()}
-        return MergeResult(theta.copy(), unchanged, (), refusals, (), ())
+        return _unchanged(theta, state, refusals, out)
     weights = tuple(c.weight / total for c in accepted)
-    out = np.empty_like(theta)
     scales = _direct(work, accepted, weights, squares[kept], out)
     newer = _finish(work, outer, state, scales, out)
     learners, lengths = tuple(c.name for c in accepted), tuple(norms[i] for i in kept)
     return MergeResult(out, newer, learners, refusals, weights, lengths)
+
+
+def _unchanged(
+    theta: F32, state: State, refusals: tuple[tuple[str, str], ...], out: F32
+) -> MergeResult:
+    out[:] = theta
+    copied = {name: array.copy() for name, array in state.items()}
+    return MergeResult(out, copied, (), refusals, (), ())
 
 
 def _check_state(state: State, theta: F32, outer: Outer) -> None:
@@ -203,19 +211,23 @@ def _adopt(
     segments: Sequence[TensorSegment],
     map_chunks: ChunkMap,
     kernel: BlockKernel,
+    *,
+    out: F32 | None,
+    outer: Outer,
 ) -> MergeResult:
     """Replace theta by the merged values of all tensors, computed as a step of ``REPLACING``, which
     cancels ``theta``."""
-    plain = [segment._replace(rule=value_rule(segment.rule)) for segment in segments]
-    return merge_fragment(
+    found = merge_fragment(
         theta,
         zero_state(REPLACING, theta),
         contributions,
-        plain,
+        [segment._replace(rule=value_rule(segment.rule)) for segment in segments],
         outer=REPLACING,
         map_chunks=map_chunks,
         kernel=kernel,
+        out=out,
     )
+    return found._replace(state=zero_state(outer, theta))
 
 
 def _chunks(size: int, segments: Sequence[TensorSegment]) -> list[_Chunk]:

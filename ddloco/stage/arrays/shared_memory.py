@@ -16,6 +16,7 @@ import mmap
 import os
 import tempfile
 import weakref
+from bisect import bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from typing import IO, Any
 import numpy as np
 
 from transport import Bytes
+from transport.endpoint import Frame
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108, a place that tempfile may use, not a file name
@@ -73,6 +75,8 @@ class SharedMemory:
         self._given_back: dict[int, list[Region]] = {}
         """By size, free regions without memory."""
         self._by_address: dict[int, Region] = {}
+        self._addresses: list[int] = []
+        """Where regions begin, in ascending order."""
         self._borrowed: Counter[int] = Counter()
         """By offset of a region, the arrays that were borrowed from it and still exist."""
         self._returned: deque[int] = deque()
@@ -80,8 +84,8 @@ class SharedMemory:
         self._freed_while_borrowed: dict[int, Region] = {}
 
     def filenos(self) -> tuple[int, ...]:
-        """The descriptors that a worker inherits; -1 for a file that could not be created."""
-        return tuple(-1 if file is None else file.fileno() for file in self._files)
+        """The descriptors that a worker inherits; -1 for a file that does not exist."""
+        return tuple(-1 if file is None or file.closed else file.fileno() for file in self._files)
 
     def allocate(self, nbytes: int) -> Region:
         """A region of ``nbytes`` with arbitrary contents.
@@ -89,6 +93,13 @@ class SharedMemory:
         Raises:
             OSError: there is no room; says what helps.
         """
+        region = self._allocated(nbytes, len(self._files))
+        if region is None:
+            raise self._no_room(nbytes)
+        return region
+
+    def _allocated(self, nbytes: int, files: int) -> Region | None:
+        """A region that was freed, or a new one in one of the first files; None without room."""
         self._take_back()
         pool = self._free.get(nbytes)
         if pool:
@@ -96,12 +107,14 @@ class SharedMemory:
         for region in self._given_back.get(nbytes, ()):
             if self._take_again(region):
                 return region
-        for index in range(len(self._files)):
+        for index in range(files):
             region = self._reserve(index, nbytes)
             if region is not None:
-                self._by_address[_address(region.data)] = region
+                address = _address(region.data)
+                self._by_address[address] = region
+                insort(self._addresses, address)
                 return region
-        raise self._no_room(nbytes)
+        return None
 
     def _reserve(self, index: int, nbytes: int) -> Region | None:
         """A region in one file; None if the file system is full."""
@@ -144,14 +157,43 @@ class SharedMemory:
         region = self._by_address.get(_address(data))
         return region if region is not None and len(region.data) == len(data) else None
 
+    def array(self, nbytes: int) -> Bytes:
+        """Bytes in memory that others may read, which is reused once nothing refers to them; in
+        memory of this process if there is no room."""
+        region = self._allocated(_rounded(nbytes), files=1)
+        if region is None:
+            return np.empty(nbytes, np.uint8)
+        data = self._lent(region, 0, nbytes)
+        self.free(region)
+        return data
+
+    def place_of(self, part: Frame) -> tuple[int, int] | None:
+        """The number of the file and the offset in it of bytes that lie in one region; None if
+        they lie elsewhere."""
+        data = np.frombuffer(part, np.uint8)
+        address = _address(data)
+        at = bisect_right(self._addresses, address) - 1
+        if at < 0:
+            return None
+        region = self._by_address[self._addresses[at]]
+        start = address - self._addresses[at]
+        if start + len(data) > len(region.data):
+            return None
+        number, offset = divmod(region.offset, FILE_OFFSETS)
+        return number, offset + start
+
     def borrow(self, region: Region, start: int, stop: int) -> Bytes:
         """Bytes of a region, read-only, that may be read for longer than the region is needed: a
         region that is freed meanwhile is reused once the array that this returns is gone, and all
         arrays and buffers made of it, whatever thread drops the last one. ZeroMQ reads what it
         sends in a thread of its own, and keeps the buffer until it has been sent."""
+        borrowed = self._lent(region, start, stop)
+        borrowed.flags.writeable = False
+        return borrowed
+
+    def _lent(self, region: Region, start: int, stop: int) -> Bytes:
         # Slices of this array keep it alive: it is their base in numpy, since its own is no array.
         borrowed = np.frombuffer(region.data.data, np.uint8, stop - start, start)
-        borrowed.flags.writeable = False
         self._borrowed[region.offset] += 1
         weakref.finalize(borrowed, self._returned.append, region.offset).atexit = False
         return borrowed
@@ -215,6 +257,13 @@ def _open(folder: Path) -> IO[bytes] | None:
 
 def _address(data: Bytes) -> int:
     return data.__array_interface__["data"][0]
+
+
+def _rounded(nbytes: int) -> int:
+    """The size of a region for so many bytes: larger ones have few sizes, at most an eighth more
+    than is asked for, so that arrays of about one size use each other's memory."""
+    step = max(2 ** (nbytes.bit_length() - 4), 1) if nbytes >= GIVEN_BACK_BYTES_MIN else 1
+    return -(-nbytes // step) * step
 
 
 def _span(nbytes: int) -> int:

@@ -228,7 +228,9 @@ class Driver:
         if unwritten is not None:
             raise unwritten
         assert self._finish is not None, "the loop above ends with it"
-        self.note("traffic", {"sent_bytes": self.sent_bytes, "received_bytes": self.received_bytes})
+        in_place = self._endpoint.statistics().sent_by_reference
+        counts = {"sent_bytes": self.sent_bytes, "received_bytes": self.received_bytes}
+        self.note("traffic", {**counts, "sent_in_place_bytes": in_place})
         self._recorder.close(self.actor.number, self._finish.reason)
         return self._finish
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from transport import Arrival, Endpoint
-from transport.endpoint import Buffer, Deliver, EndpointStatistics
+from transport.endpoint import Buffer, Deliver, EndpointStatistics, SharedFiles
 
 EARLY_MAX = 256
 """Arrivals queued for a driver that has not started: handshakes and observers' requests. Others are
@@ -91,6 +91,10 @@ class SideChannel:
     def send_nowait(self, route: str, frames: Sequence[Buffer]) -> None:
         """See ``Endpoint.send_nowait``."""
         self._endpoint.send_nowait(route, frames)
+
+    def share(self, own: SharedFiles) -> None:
+        """See ``Endpoint.share``."""
+        self._endpoint.share(own)
 
     def reaches(self, route: str) -> bool:
         """See ``Endpoint.reaches``."""

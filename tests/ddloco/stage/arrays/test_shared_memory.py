@@ -304,3 +304,42 @@ def test_a_place_that_is_not_there_is_no_matter(tmp_path):
     arena.close()
     with pytest.raises(OSError, match="TMPDIR"):
         SharedMemory([tmp_path / "none", tmp_path / "neither"])
+
+
+def test_an_array_is_memory_of_its_own_until_nobody_has_it(arena):
+    """Also of slices and buffers made of it; arrays of about one size use each other's memory."""
+    one = arena.array(2**20)
+    one[:] = 5
+    part = one[100:200].data
+    del one
+    other = arena.array(2**20)
+    other[:] = 6
+    assert set(part) == {5}
+    del part, other
+    regions = len(arena._by_address)
+    for nbytes in (2**20, 2**20 + 5000, 2**20 + 2**17 - 1):
+        assert len(arena.array(nbytes)) == nbytes
+    assert len(arena._by_address) == regions + 1
+
+
+def test_what_lies_in_the_arena_has_a_place(arena):
+    """The file and the offset at which another process finds the same bytes."""
+    regions = [arena.allocate(nbytes) for nbytes in (5000, 70000, 5000)]
+    for number, region in enumerate(regions, 1):
+        region.data[:] = number
+    for region in regions:
+        part = region.data[8:4000].data
+        assert arena.place_of(part) == (0, region.offset + 8)
+        assert os.pread(arena.filenos()[0], 3992, region.offset + 8) == part
+    assert arena.place_of(np.zeros(100, np.uint8).data) is None
+    assert arena.place_of(b"elsewhere") is None
+
+
+def test_an_array_without_room_in_memory_is_of_this_process(small_place, tmp_path):
+    """What others read in place of being sent it is not worth a file on a disk."""
+    arena = SharedMemory([small_place, tmp_path])
+    data = arena.array(2**20)
+    assert arena.place_of(data.data) is None
+    assert os.fstat(arena.filenos()[1]).st_size == 0
+    arena.close()
+    assert arena.filenos() == (-1, -1)
