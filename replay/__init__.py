@@ -13,9 +13,9 @@ from replay.recorder import Recorder as Recorder
 from replay.recorder import digest_effects as digest_effects
 from replay.stepper import Step as Step
 from replay.stepper import Stepper as Stepper
-from replay.tape import Header as Header
 from replay.tape import Tape as Tape
 from replay.tape import TapeError as TapeError
+from replay.tape import TapeHeader as TapeHeader
 from replay.tape import TapeWriter as TapeWriter
 from replay.tape_files import bytes_of as bytes_of
 from replay.tape_files import files_of as files_of

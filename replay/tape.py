@@ -86,7 +86,7 @@ class Record(Struct, frozen=True, tag_field="kind", tag=str.lower, omit_defaults
     """Base of the records of a tape."""
 
 
-class Header(Record, frozen=True):
+class TapeHeader(Record, frozen=True, tag="header"):
     """The first record: everything that must be equal for a replay to be equal.
 
     ``job`` is the resolved job file, ``fingerprint`` whatever can change arithmetic (versions,
@@ -143,7 +143,7 @@ class Closed(Record, frozen=True, gc=False):
 
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
-_decode = msgspec.msgpack.Decoder(Header | Event | Effects | Raised | Closed).decode
+_decode = msgspec.msgpack.Decoder(TapeHeader | Event | Effects | Raised | Closed).decode
 
 
 class TapeWriter:
@@ -153,7 +153,7 @@ class TapeWriter:
         TapeError: the file exists already, or cannot be written whole (a full disk).
     """
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: TapeHeader) -> None:
         self.path, self.header = path, header
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,7 +208,7 @@ class TapeWriter:
             self._file = -1
 
 
-def header_problem(header: Header) -> str | None:
+def header_problem(header: TapeHeader) -> str | None:
     """What no recorder would have written into a header; None where it is as it should be."""
     if not (is_incarnation(header.incarnation) and PLAIN_NAME.fullmatch(header.incarnation)):
         return f"header: {header.incarnation[:80]!r} is no incarnation; want NAME.NUMBER"
@@ -274,7 +274,7 @@ class Tape:
         _, _, first = next(self._records(), (0, 0, None))
         if first is None:
             raise UnbegunError(path, 16, "no header: nothing was recorded")
-        if not isinstance(first, Header):
+        if not isinstance(first, TapeHeader):
             raise TapeError(path, 16, "the first record is no header")
         problem = header_problem(first)
         if problem is not None:
@@ -312,7 +312,7 @@ class Tape:
         mark = self._mark_before(after)
         previous = mark.number
         for start, chain, record in self._whole(mark):
-            if isinstance(record, Header):
+            if isinstance(record, TapeHeader):
                 if start != _PREFIX.size:
                     raise TapeError(self.path, start, "a second header")
                 continue
@@ -338,7 +338,7 @@ class Tape:
 
     def _whole(
         self, mark: TapeEntry
-    ) -> Iterator[tuple[int, int, Header | Event | Effects | Raised | Closed]]:
+    ) -> Iterator[tuple[int, int, TapeHeader | Event | Effects | Raised | Closed]]:
         """The records up to the end, or up to the damage of a tape that is salvaged."""
         try:
             yield from self._records(mark)
@@ -349,7 +349,7 @@ class Tape:
 
     def _records(
         self, mark: TapeEntry | None = None
-    ) -> Iterator[tuple[int, int, Header | Event | Effects | Raised | Closed]]:
+    ) -> Iterator[tuple[int, int, TapeHeader | Event | Effects | Raised | Closed]]:
         """Each record with the byte at which it begins, and the chain of checks before it."""
         self.truncated_at = None
         try:

@@ -14,7 +14,7 @@ from clocks import actor_of
 from ddloco.job.config import Job
 from ddloco.job.job_folder import check_place
 from ddloco.job.keys import keys_of
-from ddloco.monitoring.live_display import show
+from ddloco.monitoring.live_display import show_live
 from ddloco.monitoring.log_metrics import track_run
 from ddloco.monitoring.metrics import Sink
 from ddloco.monitoring.trackers import close_all, open_trackers
@@ -209,7 +209,7 @@ async def run_job(
     results: list[dict[str, Any] | None] = []
 
     async def watch() -> None:
-        board = await show(cluster.folder, cluster.program.job, console, done)
+        board = await show_live(cluster.folder, cluster.program.job, console, done)
         results.append(board.result)
         with suppress(OSError):  # A full disk costs the figure only.
             (cluster.folder / LOSS_FILE).write_text(board.losses())

@@ -156,7 +156,7 @@ def findings(
         yield memory(0, 0, available())
         yield shared(0, MEMORY_FOLDER)
         return
-    yield keys(job)
+    yield keys_of_job(job)
     yield place(job)
     yield from of_task(job, file, lines)
 
@@ -258,7 +258,7 @@ def port(bind: str) -> Checked:
     return Checked("port", "ok", f"{said} can be listened on")
 
 
-def keys(job: Job) -> Checked:
+def keys_of_job(job: Job) -> Checked:
     """Whether the job's keys are there, and readable by their owner only."""
     if not job.transport.keys:
         return Checked("keys", "ok", "none; a syncer then listens on loopback only")

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ddloco.cli.ask import complain, look, timeout_of
-from ddloco.monitoring.watch import dismiss, follow, say, show_status, stop_job
+from ddloco.monitoring.watch import dismiss, follow_job, say, show_status, stop_job
 from ddloco.stage.files.toml import ConfigError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def observe(given: argparse.Namespace) -> int:
         with closing(Metrics(_sinks(given))) as metrics:
             wanted = given.prometheus is not None or given.tensorboard is not None or given.track
             prints = given.json or not wanted
-            await follow(
+            await follow_job(
                 given.address,
                 timeout_s=timeout_of(given),
                 keys=given.keys,

@@ -15,7 +15,7 @@ import trio
 from clocks import actor_of
 from ddloco.cli.ask import complain
 from ddloco.job.config import override_said
-from ddloco.monitoring.live_display import follow
+from ddloco.monitoring.live_display import follow_log
 from ddloco.monitoring.watch import say
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.driver.resume import Start, StartPoint, place_outside
@@ -188,7 +188,7 @@ async def _run(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stop_on_signal, started.request_stop)
         for name in program.names:
-            nursery.start_soon(follow, folder, name, console)
+            nursery.start_soon(follow_log, folder, name, console)
         if isinstance(started, Processes):
             outcome = await started.run()
         else:
@@ -275,7 +275,7 @@ class _Here:
     async def _show(self, hosted: HostedActor) -> None:
         self._hosted[hosted.name] = hosted
         if not self._with_parent:
-            await follow(self._folder, hosted.name, self._console)
+            await follow_log(self._folder, hosted.name, self._console)
 
     def _ask(self, reason: str, *, leave: bool) -> None:
         for name in self._names:

@@ -15,7 +15,7 @@ from ddloco.cli.ask import complain, with_source
 from ddloco.job.config import Job, load_job
 from ddloco.job.job_folder import check_place, holds_job
 from ddloco.job.keys import with_keys
-from ddloco.monitoring.live_display import follow
+from ddloco.monitoring.live_display import follow_log
 from ddloco.roles.job_program import program_of
 from ddloco.roles.loss_log import LossLog
 from ddloco.roles.needs_note import note_needs
@@ -152,7 +152,7 @@ def _terms(given: argparse.Namespace) -> Terms:
     """How an actor of a job runs in this process."""
 
     async def show(hosted: HostedActor) -> None:
-        await follow(hosted.folder, hosted.name, SafeConsole())
+        await follow_log(hosted.folder, hosted.name, SafeConsole())
 
     return Terms(
         with_parent=given.with_parent,

@@ -8,7 +8,7 @@ more than half of the line; then fewer bits, and then longer intervals, which co
 import math
 from typing import NamedTuple
 
-from ddloco.job.config import Outer, Sync
+from ddloco.job.config import Outer, SyncTable
 from ddloco.job.protocol.compression import BITS, BLOCK, SCALE_BYTES, Format
 
 LINE_SHARE = 0.5
@@ -87,9 +87,9 @@ def advice(learners: int, mbit: float, parameters: float, step_s: float = STEP_S
 
 def _overlap(needed: float, mbit: float, interval: int) -> int:
     """How many steps a sync may take: the transfers of one fragment, there and back, and a step."""
-    fragments = min(Sync().fragments, interval)
+    fragments = min(SyncTable().fragments, interval)
     steps = 2 * needed / mbit * interval / fragments
-    return min(max(Sync().overlap, math.ceil(steps) + 1), int(OVERLAP_SHARE * interval))
+    return min(max(SyncTable().overlap, math.ceil(steps) + 1), int(OVERLAP_SHARE * interval))
 
 
 def advised_tables(found: Advice) -> dict[str, dict[str, object]]:

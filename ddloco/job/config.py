@@ -131,7 +131,7 @@ class JobTable(Section, frozen=True):
         return f"{self.steps} steps" if self.tokens is None else f"{self.tokens:,} merged tokens"
 
 
-class Sync(Section, frozen=True):
+class SyncTable(Section, frozen=True):
     """``[sync]``: how parameters are cut into fragments, and when fragments are merged.
 
     Attributes:
@@ -534,7 +534,7 @@ class Job(Section, frozen=True):
 
     job: JobTable
     task: dict[str, Any] = {}
-    sync: Sync = Sync()
+    sync: SyncTable = SyncTable()
     elastic: Elastic = Elastic()
     inner: Inner = Inner()
     outer: Outer = Outer()
@@ -989,7 +989,7 @@ def _of_waiting(job: Job) -> str | None:
         )
     if sync.clients != 1.0 and method != "fedavg":
         return f'sync.clients: all learners of a {method} job take part; of method = "fedavg"'
-    if sync.mixing != Sync().mixing and sync.late != "blend":
+    if sync.mixing != SyncTable().mixing and sync.late != "blend":
         return f'sync.mixing: {sync.mixing}, and sync.late is "{sync.late}"; of late = "blend"'
     if sync.final_merges and job.job.tokens is not None:
         return "sync.final_merges: a job of job.tokens has no last step; want job.steps"

@@ -230,7 +230,7 @@ class Board:
         return Group(learners, syncer, f"fragment:global step  {fragments}", *notes)
 
 
-async def show(folder: Path, job: Job, console: Console, done: trio.Event) -> Board:
+async def show_live(folder: Path, job: Job, console: Console, done: trio.Event) -> Board:
     """Draw the job until ``done`` is set; returns the board at the end."""
     board, tail = Board(job), LogTail(folder)
     if not console.is_terminal:
@@ -272,7 +272,7 @@ FREQUENT = ("step", "merge")
 """Events that occur many times a second; only the newest is shown, at intervals."""
 
 
-async def follow(folder: Path, actor: str, console: Console) -> None:
+async def follow_log(folder: Path, actor: str, console: Console) -> None:
     """Print what one actor logs from now on, in plain lines, until cancelled."""
     tail = LogTail(folder, from_end=True)
     newest: dict[str, Any] | None = None

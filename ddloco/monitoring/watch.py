@@ -120,7 +120,7 @@ def _print_json(look: Look) -> None:
         say(msgspec.json.encode(plain).decode())
 
 
-async def follow(
+async def follow_job(
     address: str,
     *,
     timeout_s: float,

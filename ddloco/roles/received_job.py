@@ -27,7 +27,7 @@ from ddloco.stage.nodes.incarnation_grants import (
     AGAIN_S,
     Describe,
     Described,
-    Over,
+    JobOver,
     ask_lead,
     decode_described,
 )
@@ -112,9 +112,9 @@ class Asker:
                 ended=ended,
             )
 
-        def ended() -> Over | None:
+        def ended() -> JobOver | None:
             reason = end_at(address)
-            return Over(reason) if reason else None
+            return JobOver(reason) if reason else None
 
         if address.startswith(LEASE_PLACE):
             found = await unless_left(self._found, self.terms)

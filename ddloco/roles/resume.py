@@ -150,12 +150,12 @@ class JobStart(Start):
         return OwnState(snapshot, step, versions, OWN, digest)
 
 
-def _own_of(machine: Any, last: Last) -> rpc.Own:
+def _own_of(machine: Any, last: Last) -> rpc.RestoredState:
     """What a worker has besides its state."""
     if not isinstance(machine, Learner):
-        return rpc.Own(0, last)
+        return rpc.RestoredState(0, last)
     shards = machine.data.after(runs=machine.running is not None)
-    return rpc.Own(machine.drawn, last, shards)
+    return rpc.RestoredState(machine.drawn, last, shards)
 
 
 def plan_difference(now: FragmentPlan, then: FragmentPlan) -> str:
@@ -196,7 +196,7 @@ NAME_CHARS_MAX = 80
 """Of a handle in a line of text."""
 
 
-def load_start(job: Job, store: Store, part: Part) -> JobStart:
+def load_job_start(job: Job, store: Store, part: Part) -> JobStart:
     """Read everything that a participant needs; its settings are now those of ``job``.
 
     Raises:
@@ -313,7 +313,7 @@ def read_job_start_point(
         SnapshotError: it is not there, not intact, or of another version of this program.
         StorageError: the place cannot be read.
     """
-    return resume.read_start_point(place, snapshot, partial(load_start, job), only)
+    return resume.read_start_point(place, snapshot, partial(load_job_start, job), only)
 
 
 def checked_start_point(

@@ -478,7 +478,7 @@ class Watch:
         ]
 
 
-def run(seed: int, tapes: Path | None = None) -> SeedOutcome:
+def run_seed(seed: int, tapes: Path | None = None) -> SeedOutcome:
     """Run the hostile world of a seed with all checks; returns the result."""
     return happen(draw(seed, tapes))
 
@@ -533,12 +533,12 @@ record-is-inert)."""
 
 
 def run_checked(seed: int) -> SeedOutcome:
-    """Like ``run``; one seed in twenty runs again, and again with tapes, with the same result."""
-    outcome = run(seed)
+    """Like ``run_seed``; one seed in twenty runs again, and with tapes, with one result."""
+    outcome = run_seed(seed)
     if seed % TWICE_EVERY == 0 and outcome.violation is None:
         with tempfile.TemporaryDirectory(prefix="ddloco-hostile-") as folder:
-            _compare(outcome, run(seed), "determinism-check")
-            _compare(outcome, run(seed, Path(folder)), "record-is-inert")
+            _compare(outcome, run_seed(seed), "determinism-check")
+            _compare(outcome, run_seed(seed, Path(folder)), "record-is-inert")
     return outcome
 
 

@@ -286,7 +286,7 @@ def hostile_worlds(given: argparse.Namespace) -> int:
         if len(seeds) > 1:
             raise ConfigError("--dir: holds the tapes of one world; choose one seed")
         open_folder(given.folder, fuzz.draw(first).job)
-        outcomes = [fuzz.run(first, given.folder)]
+        outcomes = [fuzz.run_seed(first, given.folder)]
     else:
         outcomes = _with_bar(console, "hostile", fuzz.run_checked, list(seeds), given.jobs)
     broken = [each for each in outcomes if each.violation]
@@ -315,7 +315,7 @@ def hostile_worlds(given: argparse.Namespace) -> int:
 def _tapes_of(seed: int) -> Path:
     folder = next_folder(Path("runs"), f"hostile-{seed}")
     open_folder(folder, fuzz.draw(seed).job)
-    fuzz.run(seed, folder)
+    fuzz.run_seed(seed, folder)
     return folder
 
 

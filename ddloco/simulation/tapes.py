@@ -10,7 +10,7 @@ from ddloco.job.protocol.tape_facts import ARITHMETIC, DEVICE, SEMANTICS, SIMULA
 from ddloco.stage.files.run_folder import LOG_FILE, TAPES
 from ddloco.stage.process.code_version import code_version
 from ddloco.stage.process.log import ActorLog
-from replay import Header, Recorder, TapeWriter
+from replay import Recorder, TapeHeader, TapeWriter
 
 
 def recorder_maker(
@@ -28,9 +28,9 @@ def recorder_maker(
     return recorder
 
 
-def header_of(job: Job, incarnation: str, *, arithmetic: bool) -> Header:
+def header_of(job: Job, incarnation: str, *, arithmetic: bool) -> TapeHeader:
     """The header of a simulated incarnation's tape."""
-    return Header(
+    return TapeHeader(
         incarnation=incarnation,
         job_id=job.id,
         job=job.as_plain(),

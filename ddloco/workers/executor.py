@@ -277,7 +277,7 @@ class WorkExecutor(Doer):
     @does(Differentiate)
     async def _differentiate(self, work: Differentiate) -> StepFinished:
         source, out = self._arrays.lend(self._arrays.get(work.source).data), self._whole()
-        request = rpc.Differentiate(rpc.span_of(source), rpc.span_of(out), work.batch)
+        request = rpc.ComputeGradient(rpc.span_of(source), rpc.span_of(out), work.batch)
         trained = await self._process.expect(request, rpc.Trained)
         data = self._arena.borrow(out, 0, len(out.data))
         self._arrays.put(work.out, await _in_thread(partial(self.layouts.described, 0, data)))

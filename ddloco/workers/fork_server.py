@@ -188,7 +188,7 @@ def run_worker(fork: Fork, fds: list[int]) -> None:
         if fork.turns:
             os.dup2(fds.pop(0), 0)
         shared = [fds.pop(0) if each else -1 for each in fork.shared]
-        code = server.run(fork, link, shared, saying)
+        code = server.serve_requests(fork, link, shared, saying)
     except SystemExit as error:  # From user code.
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:  # noqa: BLE001, as the interpreter does for a program of its own
@@ -199,7 +199,7 @@ def run_worker(fork: Fork, fds: list[int]) -> None:
         os._exit(code)  # There is nothing to save, and JAX exits slowly.
 
 
-def main() -> None:
+def serve_forks() -> None:
     """Serve on the socket whose descriptor is given on the command line."""
     setproctitle.setproctitle("ddloco fork server")
     gc.collect()
@@ -211,4 +211,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve_forks()

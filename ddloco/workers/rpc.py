@@ -146,7 +146,7 @@ class Updated(WorkerMessage, frozen=True):
     t: int
 
 
-class Own(Struct, frozen=True, array_like=True):
+class RestoredState(Struct, frozen=True, array_like=True):
     """What a worker that resumes from its own state has besides it: the number of batches
     ``drawn``, and the result of its ``last`` step or update, None before the first. In a job with
     ``job.shards`` it has, per data shard, the number of batches used and the cursor after them; of
@@ -163,7 +163,7 @@ class Install(WorkerMessage, frozen=True):
     accepted. The regions stay as they are until the next step is finished, which may run twice."""
 
     pieces: tuple[Span, ...]
-    own: Own | None = None
+    own: RestoredState | None = None
 
 
 class Fill(WorkerMessage, frozen=True):
@@ -225,7 +225,7 @@ class Copied(WorkerMessage, frozen=True):
     last: Trained | Updated | None
 
 
-class Differentiate(WorkerMessage, frozen=True):
+class ComputeGradient(WorkerMessage, frozen=True):
     """Take the parameters in ``source``, write the gradient of batch number ``batch``."""
 
     source: Span
@@ -306,7 +306,7 @@ Request = (
     | Install
     | CopyFragments
     | Train
-    | Differentiate
+    | ComputeGradient
     | Update
     | Score
     | MeasureDevices

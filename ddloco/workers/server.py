@@ -154,7 +154,7 @@ def leave_signals_to_parent() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
-def run(fork: Fork, link: socket.socket, shared: Sequence[int], saying: int) -> int:
+def serve_requests(fork: Fork, link: socket.socket, shared: Sequence[int], saying: int) -> int:
     """Be an actor's worker in this process, until the actor closes the socket; returns the exit
     status.
 

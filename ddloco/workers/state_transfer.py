@@ -101,7 +101,7 @@ class StateTransfer(Doer):
         """Let the memory of an installed state be used again: a step is finished."""
         self._installed.clear()
 
-    async def restore(self, state: Bytes, own: rpc.Own) -> None:
+    async def restore(self, state: Bytes, own: rpc.RestoredState) -> None:
         """Have a new worker continue from its own state in a snapshot.
 
         Raises:

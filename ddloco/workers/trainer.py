@@ -65,7 +65,7 @@ class Given(NamedTuple):
     frozen: Any
 
 
-def _last_of(own: rpc.Own) -> tuple[rpc.Trained | None, int]:
+def _last_of(own: rpc.RestoredState) -> tuple[rpc.Trained | None, int]:
     """The result of a worker's last step; and, of a coordinator's, its last global step."""
     last = own.last
     return (None, last.t) if isinstance(last, rpc.Updated) else (last, 0)
@@ -152,7 +152,7 @@ class Trainer:
                 return rpc.Ready()
             case rpc.Train():
                 return self._train(request)
-            case rpc.Differentiate():
+            case rpc.ComputeGradient():
                 return self._differentiate(request)
             case rpc.Update():
                 return self._update_with(request)
@@ -442,7 +442,7 @@ class Trainer:
         else:
             self._batches.draw_again(count)
 
-    def _go_to(self, own: rpc.Own) -> None:
+    def _go_to(self, own: rpc.RestoredState) -> None:
         """Open all streams of this worker's own state at their places."""
         last, _ = _last_of(own)
         cursor = last.cursor if last is not None else b""
@@ -469,7 +469,7 @@ class Trainer:
 
     # Data-parallel jobs: replicas compute gradients, the coordinator computes the update.
 
-    def _differentiate(self, request: rpc.Differentiate) -> rpc.Trained:
+    def _differentiate(self, request: rpc.ComputeGradient) -> rpc.Trained:
         if self._layout.names or self._layout.local:
             raise TaskError(
                 f"task {self._name}: has a state, which data-parallel jobs cannot merge"

@@ -52,7 +52,7 @@ from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import Arrived, Driver
 from ddloco.stage.process.log import ActorLog
-from replay import Header, Recorder, TapeWriter
+from replay import Recorder, TapeHeader, TapeWriter
 from transport import Arrival, Assembler, Codec, Payload, TimerFired, describe
 
 LEARNERS = 8
@@ -140,7 +140,7 @@ def _compare(
         for recording in (True, False) if turn % 2 else (False, True):
             writer = None
             if recording:
-                header = Header(incarnation, job.id, job.as_plain(), "bench", {})
+                header = TapeHeader(incarnation, job.id, job.as_plain(), "bench", {})
                 writer = TapeWriter(folder / f"{incarnation}-{turn}.tape", header)
                 begun = writer.bytes_written
             each = _push(job, incarnation, arrivals, Recorder(writer))

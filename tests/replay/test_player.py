@@ -10,11 +10,11 @@ from msgspec import Struct
 from clocks import ActorClock
 from replay import (
     Divergence,
-    Header,
     Player,
     Recorder,
     Tape,
     TapeError,
+    TapeHeader,
     TapeWriter,
     event_line,
 )
@@ -58,7 +58,7 @@ EVENTS = [Said(number, friend) for friend, number in enumerate([5, 7, 1, 0, 3, 3
 def record(path, faults=None, events=EVENTS):
     """Write the tape of a counter that hears these events."""
     counter, known = Counter(faults), ActorClock(ME)
-    recorder = Recorder(TapeWriter(path, Header(ME, "job-1", {}, "0", {})))
+    recorder = Recorder(TapeWriter(path, TapeHeader(ME, "job-1", {}, "0", {})))
     for number, event in enumerate(events, start=1):
         recorder.event(number, number / 2, known.tick({FRIEND: event.friend}), event)
         try:
@@ -196,7 +196,7 @@ def test_a_tape_that_ends_after_an_event_still_plays_it(path, faults):
 def test_an_event_without_outcome_in_the_middle_is_passed_on_as_such(tmp_path):
     """A tape whose effects are missing for one event says so for that one alone."""
     path = tmp_path / "x.tape"
-    recorder = Recorder(TapeWriter(path, Header(ME, "job-1", {}, "0", {})))
+    recorder = Recorder(TapeWriter(path, TapeHeader(ME, "job-1", {}, "0", {})))
     for number in (1, 2):
         recorder.event(number, 0.0, {FRIEND: number}, EVENTS[number - 1])
     recorder.raised(2, ValueError("x"))
@@ -213,7 +213,7 @@ def test_an_event_without_outcome_in_the_middle_is_passed_on_as_such(tmp_path):
 def test_an_event_that_this_program_does_not_know_is_a_tape_error(tmp_path, body):
     """An event of another program is refused by number, never skipped."""
     path = tmp_path / "x.tape"
-    recorder = Recorder(TapeWriter(path, Header(ME, "job-1", {}, "0", {})))
+    recorder = Recorder(TapeWriter(path, TapeHeader(ME, "job-1", {}, "0", {})))
     recorder.event(1, 0.0, {}, msgspec.Raw(body))
     recorder.close(1, "x")
 

@@ -3,11 +3,11 @@
 import msgpack
 import pytest
 
-from replay import Header, Recorder, Tape, TapeError, TapeWriter, digest_effects
+from replay import Recorder, Tape, TapeError, TapeHeader, TapeWriter, digest_effects
 from replay.tape import Closed, Effects, Event, Raised
 from transport import Redial, SetTimer, TimerFired
 
-HEADER = Header("a.1", "job-1", {}, "0", {})
+HEADER = TapeHeader("a.1", "job-1", {}, "0", {})
 
 
 @pytest.fixture

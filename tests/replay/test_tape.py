@@ -9,14 +9,14 @@ import msgpack
 import msgspec
 import pytest
 
-from replay import Header, Tape, TapeError, TapeWriter, tape
+from replay import Tape, TapeError, TapeHeader, TapeWriter, tape
 from replay.tape import BODY_BYTES_MAX, Closed, Effects, Event, Raised
 
 PREFIX = struct.Struct("<8sII")
 
 
 def header(incarnation="a.1", job="job-1"):
-    return Header(incarnation, job, {"job": {"task": "x"}}, "0.1.0", {"jax": "1"}, ("s1",))
+    return TapeHeader(incarnation, job, {"job": {"task": "x"}}, "0.1.0", {"jax": "1"}, ("s1",))
 
 
 def event(n, said="hello"):
@@ -69,7 +69,7 @@ def comparable(records):
 
 
 def test_what_is_written_is_read(tmp_path):
-    """Header and records come back equal, in order, and the tape says how it ended."""
+    """TapeHeader and records come back equal, in order, and the tape says how it ended."""
     path = tmp_path / "deep" / "a.1.tape"
     ends = write(path)
 

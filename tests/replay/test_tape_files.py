@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from replay import (
-    Header,
     Recorder,
     Tape,
     TapeError,
+    TapeHeader,
     TapeWriter,
     bytes_of,
     files_of,
@@ -27,7 +27,7 @@ EVENTS_IN_A_FILE = 3
 
 
 def header(incarnation="a.1", job="job-1", **more):
-    return Header(incarnation, job, {"job": {"task": "x"}}, "0.1.0", {"jax": "1"}, **more)
+    return TapeHeader(incarnation, job, {"job": {"task": "x"}}, "0.1.0", {"jax": "1"}, **more)
 
 
 def event(n):

@@ -7,7 +7,7 @@ import pytest
 
 from replay import Receipt, Tape, TapeWriter, tape, verify
 
-HEADER = tape.Header("a.1", "job", {}, "code", {})
+HEADER = tape.TapeHeader("a.1", "job", {}, "code", {})
 
 
 def write(folder: Path, me: str, events: list[dict], closed: bool = True) -> Tape:

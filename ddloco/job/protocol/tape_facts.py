@@ -1,7 +1,7 @@
 """Names of the facts in a tape's header that say how it was recorded, in addition to the job."""
 
 from ddloco.stage.actors.actor import ACTOR_SEMANTICS
-from replay import Header
+from replay import TapeHeader
 
 TENSORS = "tensors"
 """The option of a simulated task: the number of tensors in its model."""
@@ -26,6 +26,6 @@ SEMANTICS: tuple[str, ...] = (
 """The behaviours that a job's tapes name. Tapes that name others are not replayed."""
 
 
-def is_simulated(header: Header) -> bool:
+def is_simulated(header: TapeHeader) -> bool:
     """Whether a tape was recorded by a simulation."""
     return header.fingerprint.get(DEVICE) == SIMULATED

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct, field
 
-from ddloco.job.config import Sync
+from ddloco.job.config import SyncTable
 from ddloco.machines.syncer.estimates import Recent, grace_window
 from ddloco.machines.syncer.members import Member
 
@@ -115,7 +115,7 @@ class Pacing(Struct, forbid_unknown_fields=True):
         self,
         at: float,
         waiting: NextSync,
-        sync: Sync,
+        sync: SyncTable,
         *,
         able: int,
         missing: Callable[[float], bool],

@@ -184,7 +184,7 @@ STARTS_MAX = 4
 
 
 @dataclass
-class Trained:
+class TrainedSteps:
     """What one learner has trained on, derived from its steps alone."""
 
     held: list[int]
@@ -252,7 +252,7 @@ class Learning(InvariantCheck[Stage, Incarnation]):
         super().__init__()
         self.steps: dict[str, list[float]] = {}
         """When each incarnation finished its steps."""
-        self._trained: dict[str, Trained] = {}
+        self._trained: dict[str, TrainedSteps] = {}
         self._instead: set[tuple[str, int, int]] = set()
 
     def died(self, stage: Stage, role: Incarnation) -> None:
@@ -266,7 +266,7 @@ class Learning(InvariantCheck[Stage, Incarnation]):
         name = role.incarnation
         steps = self.steps.setdefault(name, [])
         if name not in self._trained:
-            self._trained[name] = Trained([-1] * len(stage.plan.fragments))
+            self._trained[name] = TrainedSteps([-1] * len(stage.plan.fragments))
         trained = self._trained[name]
         if isinstance(event, MessageArrived):
             if isinstance(event.body, GlobalFragment) and event.body.instead:
@@ -320,7 +320,7 @@ class Learning(InvariantCheck[Stage, Incarnation]):
         if stage.job.sync.blocking:
             self._in_step(stage, name, trained)
 
-    def _in_step(self, stage: Stage, name: str, trained: Trained) -> None:
+    def _in_step(self, stage: Stage, name: str, trained: TrainedSteps) -> None:
         held, overlap = list(trained.held), stage.job.sync.overlap
         for each in trained.coming:
             held[each.fragment] = each.version

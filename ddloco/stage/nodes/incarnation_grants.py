@@ -10,7 +10,7 @@ is started.
     [Want]      from the actor, repeated until there is an answer
     [Granted]   from the lead: a number that no other incarnation has
     [Denied]    from the lead: no number, and the reason, such as other settings
-    [Over]      from the lead: no number, because the job is done
+    [JobOver]      from the lead: no number, because the job is done
     [Known]     the newest numbers, between a shard and the lead; see ``incarnation_gate``
     [Describe]  from an actor that has an address and a name only: what runs here?
     [Described] from the lead: the settings, and the source files of the user's code
@@ -104,7 +104,7 @@ class Denied(Struct, frozen=True, tag=True):
     reason: Reason
 
 
-class Over(Struct, frozen=True, tag=True):
+class JobOver(Struct, frozen=True, tag=True):
     """No number: the job is done."""
 
     reason: Reason
@@ -145,11 +145,11 @@ decode_question: SideDecoder[Want | Known | Describe] = SideDecoder(
     Want | Known | Describe, WORD_BYTES_MAX
 )
 decode_known: SideDecoder[Known] = SideDecoder(Known, WORD_BYTES_MAX)
-decode_granted: SideDecoder[Granted | Denied | Over] = SideDecoder(
-    Granted | Denied | Over, WORD_BYTES_MAX
+decode_granted: SideDecoder[Granted | Denied | JobOver] = SideDecoder(
+    Granted | Denied | JobOver, WORD_BYTES_MAX
 )
-decode_described: SideDecoder[Described | Denied | Over] = SideDecoder(
-    Described | Denied | Over, DESCRIBED_BYTES_MAX
+decode_described: SideDecoder[Described | Denied | JobOver] = SideDecoder(
+    Described | Denied | JobOver, DESCRIBED_BYTES_MAX
 )
 
 
@@ -193,11 +193,11 @@ async def ask_lead(
     address: str,
     names: tuple[str, str],
     question: Want | Describe,
-    decode: Callable[[Sequence[Buffer]], Answer | Denied | Over],
+    decode: Callable[[Sequence[Buffer]], Answer | Denied | JobOver],
     *,
     patience_s: float,
     waiting: Callable[[], None],
-    ended: Callable[[], Over | None],
+    ended: Callable[[], JobOver | None],
 ) -> Answer:
     """Ask the lead until it answers.
 
@@ -220,7 +220,7 @@ async def ask_lead(
     name, lead = names
     route, me = f"{lead}/{LANE}", f"{name}.{1 + secrets.randbelow(10**9)}/{LANE}"
     await endpoint.dial(address, route=route, identity=me)
-    send, receive = trio.open_memory_channel[Answer | Denied | Over](1)
+    send, receive = trio.open_memory_channel[Answer | Denied | JobOver](1)
 
     async def deliver(arrival: Arrival) -> None:
         await trio.lowlevel.checkpoint()
@@ -233,7 +233,7 @@ async def ask_lead(
         with suppress(LaneFull, PeerGone):  # The lead is not there yet.
             endpoint.send_nowait(route, [encode(question)])
 
-    answer: Answer | Denied | Over | None = None
+    answer: Answer | Denied | JobOver | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(endpoint.run, deliver)
         with trio.move_on_after(patience_s):
@@ -243,17 +243,17 @@ async def ask_lead(
         raise SilentError(f"{lead} does not answer at {address} for {patience_s:g} s")
     if isinstance(answer, Denied):
         raise DeniedError(f"{lead} refuses {name}: {answer.reason}")
-    if isinstance(answer, Over):
+    if isinstance(answer, JobOver):
         raise OverError(answer.reason)
     return answer
 
 
 async def _answer(
     ask: Callable[[], None],
-    receive: trio.MemoryReceiveChannel[Answer | Denied | Over],
+    receive: trio.MemoryReceiveChannel[Answer | Denied | JobOver],
     waiting: Callable[[], None],
-    ended: Callable[[], Over | None],
-) -> Answer | Denied | Over:
+    ended: Callable[[], JobOver | None],
+) -> Answer | Denied | JobOver:
     """Ask again and again, until there is an answer or the job is known to have ended."""
     is_first = True
     while True:
@@ -275,7 +275,7 @@ async def tell_late(endpoint: Endpoint, reason: str) -> None:
         if not arrival.route.endswith(f"/{LANE}"):
             return
         try:
-            endpoint.send_nowait(arrival.route, [encode(Over(reason[:1000]))])
+            endpoint.send_nowait(arrival.route, [encode(JobOver(reason[:1000]))])
         except (LaneFull, PeerGone):
             return  # It asks again.
 

@@ -38,8 +38,7 @@ from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.log import ActorLog
 from ddloco.stage.tapes.retention import TapeRetention
 from ddloco.stage.tapes.segments import ChainRecorder
-from replay import Header as TapeHeader
-from replay import Recorder, TapeWriter
+from replay import Recorder, TapeHeader, TapeWriter
 from snapshot import BEGAN_FROM, RUN, Store
 from transport import Bytes, Endpoint, Event, Header
 

@@ -25,7 +25,7 @@ from ddloco.stage.nodes.incarnation_grants import LANE as GRANTS
 from ddloco.stage.nodes.incarnation_grants import (
     DeniedError,
     Granted,
-    Over,
+    JobOver,
     OverError,
     SilentError,
     ask_lead,
@@ -367,9 +367,9 @@ async def _number(
         exact = number_of(start_point.incarnation(name))
     endpoint = new_endpoint(context, program.curve(name))
 
-    def ended() -> Over | None:
+    def ended() -> JobOver | None:
         reason = end_at(address, program.id)
-        return Over(reason) if reason else None
+        return JobOver(reason) if reason else None
 
     ask = partial(
         ask_lead,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ddloco.stage.observers.observer_protocol import PIECE_BYTES, Fragment, Piece
+from ddloco.stage.observers.observer_protocol import PIECE_BYTES, Fragment, FragmentPiece
 from ddloco.stage.process.side_protocol import SideProtocolError, encode
 from transport import DTYPES, Bytes, Payload
 from transport.endpoint import Buffer
@@ -15,7 +15,7 @@ def cut(said: Fragment, data: Bytes) -> Iterator[list[Buffer]]:
     """The messages of a fragment; ``data`` (uint8) is sent without copying."""
     yield [encode(said), data[:PIECE_BYTES].data]
     for index, start in enumerate(range(PIECE_BYTES, len(data), PIECE_BYTES), start=1):
-        yield [encode(Piece(said.seq, index)), data[start : start + PIECE_BYTES].data]
+        yield [encode(FragmentPiece(said.seq, index)), data[start : start + PIECE_BYTES].data]
 
 
 class FragmentReader:
@@ -27,7 +27,9 @@ class FragmentReader:
         self._filled = 0
         self._index = 0
 
-    def feed(self, said: Fragment | Piece, piece: Buffer) -> tuple[Fragment, Payload] | None:
+    def feed(
+        self, said: Fragment | FragmentPiece, piece: Buffer
+    ) -> tuple[Fragment, Payload] | None:
         """Process one message; returns a whole fragment, or None.
 
         Raises:

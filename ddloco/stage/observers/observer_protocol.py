@@ -5,7 +5,7 @@ one msgpack frame. A fragment's bytes follow it raw, in pieces:
 
     [Ask]                             from the observer; it sends nothing else
     [Told] [News] [Sorry]             from the server
-    [Fragment, bytes 0 .. 1 MiB)      then [Piece, next 1 MiB) ... until the fragment is complete
+    [Fragment, bytes 0 .. 1 MiB)      then [FragmentPiece, next 1 MiB) ... until it is complete
 """
 
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ class Fragment(Notice, frozen=True):
     tensors: Annotated[tuple[TensorMeta, ...], Meta(max_length=TENSORS_MAX)]
 
 
-class Piece(Notice, frozen=True):
+class FragmentPiece(Notice, frozen=True):
     """The next bytes of the current fragment."""
 
     seq: Count
@@ -102,8 +102,8 @@ class Sorry(Notice, frozen=True):
 
 
 decode_ask: SideDecoder[Ask] = SideDecoder(Ask, ASK_BYTES_MAX)
-_answer: SideDecoder[Told | News | Fragment | Piece | Sorry] = SideDecoder(
-    Told | News | Fragment | Piece | Sorry, NOTICE_BYTES_MAX
+_answer: SideDecoder[Told | News | Fragment | FragmentPiece | Sorry] = SideDecoder(
+    Told | News | Fragment | FragmentPiece | Sorry, NOTICE_BYTES_MAX
 )
 
 
@@ -123,7 +123,7 @@ class Reader:
         """
         said = _answer(frames, parts=2)
         piece = frames[1] if len(frames) == 2 else b""
-        if isinstance(said, Fragment | Piece):
+        if isinstance(said, Fragment | FragmentPiece):
             return self._assembled().feed(said, piece)
         return said, None
 

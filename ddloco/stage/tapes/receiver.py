@@ -29,10 +29,10 @@ from ddloco.stage.tapes.shipping_protocol import (
     LANE,
     TAPE_BYTES_MAX,
     VERSION,
-    Ask,
+    AskLength,
+    Declined,
     Has,
     Segment,
-    Sorry,
     Whole,
     decode_said,
     digest_of,
@@ -67,13 +67,13 @@ FINISH_S = 30.0
 """How long, in seconds, a syncer that has ended waits for the rest of the tapes."""
 
 Note = Callable[[str, dict[str, Any]], None]
-Shipped = Ask | Segment | Whole
+Shipped = AskLength | Segment | Whole
 
 
 class RefusedError(Exception):
     """A message was rejected; ``answer`` is the reply to its sender, if any."""
 
-    def __init__(self, reason: str, answer: Sorry | Has | None = None) -> None:
+    def __init__(self, reason: str, answer: Declined | Has | None = None) -> None:
         super().__init__(reason)
         self.answer = answer
 
@@ -167,7 +167,7 @@ class TapeReceiver:
     async def _handle(self, arrival: Arrival) -> None:
         """Process one message; a rejected one is counted, and answered if possible."""
         name = arrival.route.removesuffix(f"/{LANE}")
-        answer: Has | Sorry | None
+        answer: Has | Declined | None
         try:
             said, data = decode_said(arrival.frames)
             self._check_allowance(name, len(data))
@@ -198,7 +198,7 @@ class TapeReceiver:
 
     # The methods below run in a thread, one call at a time.
 
-    def _answer(self, name: str, said: Shipped, data: Buffer) -> Has | Sorry:
+    def _answer(self, name: str, said: Shipped, data: Buffer) -> Has | Declined:
         """Perform a request and return the answer.
 
         Raises:
@@ -206,17 +206,17 @@ class TapeReceiver:
         """
         if not self._is_learner(name):
             raise _end(said, f"{name[:64]} is not an incarnation of a learner of this job")
-        if isinstance(said, Ask) and said.version != VERSION:
+        if isinstance(said, AskLength) and said.version != VERSION:
             raise _end(said, f"this syncer receives tapes in version {VERSION}, not {said.version}")
         try:
             if self._is_shared(name):
-                return Sorry(said.n, "it is in this folder as the original", shared=True)
+                return Declined(said.n, "it is in this folder as the original", shared=True)
             incoming = self._incoming.get(name) or self._open(name)
             if isinstance(said, Segment):
                 self._append(name, incoming, said, data)
             elif isinstance(said, Whole):
                 incoming.whole = said.length == incoming.length
-            digest = incoming.digest.digest() if isinstance(said, Ask) else b""
+            digest = incoming.digest.digest() if isinstance(said, AskLength) else b""
             return Has(said.n, incoming.length, digest)
         except OSError as error:
             reason = f"cannot be written here: {error.strerror}"
@@ -289,7 +289,7 @@ class TapeReceiver:
 
 
 def _end(said: Shipped, reason: str) -> RefusedError:
-    return RefusedError(reason, Sorry(said.n, reason))
+    return RefusedError(reason, Declined(said.n, reason))
 
 
 def _write(path: Path, data: Buffer, length: int) -> None:

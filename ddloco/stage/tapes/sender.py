@@ -17,10 +17,10 @@ from ddloco.stage.files.settings import TapeTable
 from ddloco.stage.process.side_protocol import SideProtocolError, encode
 from ddloco.stage.tapes.shipping_protocol import (
     SEGMENT_BYTES_MAX,
-    Ask,
+    AskLength,
+    Declined,
     Has,
     Segment,
-    Sorry,
     Whole,
     Word,
     decode_answer,
@@ -74,7 +74,7 @@ class TapeSender:
         self._has: int | None = None
         """Bytes that the syncer has; None while unknown."""
         self._shipped_at = 0.0
-        self._answers, self._waiting = trio.open_memory_channel[Has | Sorry](ANSWERS_MAX)
+        self._answers, self._waiting = trio.open_memory_channel[Has | Declined](ANSWERS_MAX)
 
     def take(self, arrival: Arrival) -> None:
         """Accept an answer of the syncer; invalid or excess answers are ignored."""
@@ -130,13 +130,13 @@ class TapeSender:
         if isinstance(answer, Has) and answer.length == self._has + len(data):
             self._has = answer.length
         else:
-            self._has = None  # Ask again: the answer contains the length and the digest.
+            self._has = None  # AskLength again: the answer contains the length and the digest.
             self._decline(answer)
         return answer is not None
 
     async def _ask(self) -> bool:
-        """Ask how much the syncer has, and compare its digest with ours."""
-        answer = await self._call(Ask(self._next()))
+        """AskLength how much the syncer has, and compare its digest with ours."""
+        answer = await self._call(AskLength(self._next()))
         if isinstance(answer, Has):
             same = answer.length <= self._size()
             if same and answer.length:
@@ -148,17 +148,17 @@ class TapeSender:
         self._decline(answer)
         return answer is not None
 
-    def _decline(self, answer: Has | Sorry | None) -> None:
-        if isinstance(answer, Sorry) and answer.shared:
+    def _decline(self, answer: Has | Declined | None) -> None:
+        if isinstance(answer, Declined) and answer.shared:
             self.over = True
-        elif isinstance(answer, Sorry):
+        elif isinstance(answer, Declined):
             self._give_up(answer.reason)
 
     def _give_up(self, reason: str) -> None:
         self.over = True
         self._note(NOT_SHIPPED, {"reason": reason})
 
-    async def _call(self, word: Word, *data: Buffer) -> Has | Sorry | None:
+    async def _call(self, word: Word, *data: Buffer) -> Has | Declined | None:
         """Send a message and wait for its answer; None if there is none in time."""
         try:
             self._endpoint.send_nowait(self._route, [encode(word), *data])

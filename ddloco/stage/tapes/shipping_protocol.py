@@ -4,11 +4,11 @@ A tape is shipped in *segments*, byte ranges of one file. A truncated tape is va
 whole record, so whatever has arrived is a usable tape, and nothing needs to be assembled. One
 segment is in flight at a time, on a separate lane below the door: machines and tapes do not see it.
 
-    [Ask]               from the sender: how much do you have?
+    [AskLength]               from the sender: how much do you have?
     [Segment, bytes]    the next bytes
     [Whole]             the tape is complete
     [Has]               from the receiver: this many bytes are written
-    [Sorry]             send no more, and why
+    [Declined]             send no more, and why
 
 Messages do not contain the tape's incarnation: it is the peer of the route, which keys prove.
 """
@@ -45,7 +45,7 @@ class Word(Struct, frozen=True, tag=True):
     n: Count
 
 
-class Ask(Word, frozen=True):
+class AskLength(Word, frozen=True):
     """Asks how much of the tape the receiver has."""
 
     version: int = VERSION
@@ -65,13 +65,13 @@ class Whole(Word, frozen=True):
 
 
 class Has(Word, frozen=True):
-    """The receiver has ``length`` bytes; in answer to ``Ask`` also the digest of all of them."""
+    """The receiver has ``length`` bytes; in answer to ``AskLength`` also their digest."""
 
     length: Count
     digest: Digest = b""
 
 
-class Sorry(Word, frozen=True):
+class Declined(Word, frozen=True):
     """Send no more of this tape. ``shared``: the original tape is in this folder."""
 
     reason: Reason
@@ -79,11 +79,13 @@ class Sorry(Word, frozen=True):
 
 
 digest_of = xxhash.xxh3_128_digest
-_said: SideDecoder[Ask | Segment | Whole] = SideDecoder(Ask | Segment | Whole, WORD_BYTES_MAX)
-decode_answer: SideDecoder[Has | Sorry] = SideDecoder(Has | Sorry, WORD_BYTES_MAX)
+_said: SideDecoder[AskLength | Segment | Whole] = SideDecoder(
+    AskLength | Segment | Whole, WORD_BYTES_MAX
+)
+decode_answer: SideDecoder[Has | Declined] = SideDecoder(Has | Declined, WORD_BYTES_MAX)
 
 
-def decode_said(frames: Sequence[Buffer]) -> tuple[Ask | Segment | Whole, Buffer]:
+def decode_said(frames: Sequence[Buffer]) -> tuple[AskLength | Segment | Whole, Buffer]:
     """Decode a sender's message, with the bytes of a segment.
 
     Raises:

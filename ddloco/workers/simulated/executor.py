@@ -14,7 +14,7 @@ from ddloco.stage.actors.events import WorkResult
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.workers import rpc
 from ddloco.workers.simulated.work import FragmentMemory, SimulatedWork, leaves_of
-from replay import Header
+from replay import TapeHeader
 
 
 @dataclass
@@ -43,7 +43,7 @@ class SimulatedWorkExecutor:
     """Does the work of one actor as the simulation did it."""
 
     def __init__(
-        self, job: Job, header: Header, arrays: ArrayTable, fragment_memory: FragmentMemory
+        self, job: Job, header: TapeHeader, arrays: ArrayTable, fragment_memory: FragmentMemory
     ) -> None:
         self._leaves = leaves_of(int(job.task[TENSORS]))
         self._fingerprint = header.fingerprint

@@ -13,7 +13,7 @@ import trio
 
 from ddloco.cli.parser import main
 from ddloco.debugger.bundle import ABOUT, FORMAT
-from ddloco.monitoring.live_display import follow
+from ddloco.monitoring.live_display import follow_log
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.terminal import CONTROL, escaping
 from replay import Tape, TapeWriter, tape
@@ -132,7 +132,7 @@ def test_lines_of_a_log_are_shown_without_them(tmp_path, capsys):
 
     async def watch():
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(follow, tmp_path, "a", SafeConsole(force_terminal=False))
+            nursery.start_soon(follow_log, tmp_path, "a", SafeConsole(force_terminal=False))
             await trio.sleep(0.01)
             with (tmp_path / "log.jsonl").open("a") as log:
                 log.write(json.dumps(line) + "\n")

@@ -95,10 +95,10 @@ def test_keys_that_others_can_read(tmp_path):
     """As a run would refuse them."""
     make_keys(tmp_path / "keys", ["syncer", "learner-0", "learner-1", "observer"])
     keyed = job(transport={"keys": str(tmp_path / "keys")})
-    assert doctor.keys(keyed).status == "ok"
+    assert doctor.keys_of_job(keyed).status == "ok"
     (tmp_path / "keys" / "learner-1.key").chmod(0o644)
 
-    found = doctor.keys(keyed)
+    found = doctor.keys_of_job(keyed)
     assert found.status == "problem"
     assert "learner-1.key" in found.said
 

@@ -12,7 +12,7 @@ import msgspec
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.machines.registry import states_for
 from ddloco.stage.driver.resume import RESTORED
-from replay import Header, TapeWriter
+from replay import TapeHeader, TapeWriter
 from snapshot import Part
 
 
@@ -57,7 +57,7 @@ def cut(run, to, who, number):
             clock={k: n for k, n in known.items() if k != name},
             facts=facts,
         )
-        assert isinstance(header, Header)
+        assert isinstance(header, TapeHeader)
         writer = TapeWriter(to / "tapes" / f"{name}.tape", header)
         for record in each.records(after):
             writer.append(record)

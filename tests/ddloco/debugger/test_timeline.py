@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddloco.debugger.timeline import clock_offsets, timeline
-from replay import Header, TapeWriter, open_tapes
+from replay import TapeHeader, TapeWriter, open_tapes
 from replay.tape import Effects, Event
 
 
 def header(incarnation):
-    return Header(incarnation, "job-1", {"job": {"task": "x"}}, "0.1.0", {})
+    return TapeHeader(incarnation, "job-1", {"job": {"task": "x"}}, "0.1.0", {})
 
 
 def write(folder, incarnation, events):

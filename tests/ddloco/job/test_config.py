@@ -16,7 +16,7 @@ from ddloco.job.config import (
     Job,
     LearnerTable,
     Outer,
-    Sync,
+    SyncTable,
     Worker,
     job_from,
     load_job,
@@ -560,7 +560,7 @@ def test_a_resolved_job_of_a_method_is_read_as_it_is(method):
     plain data of other jobs: a tape's header is that data."""
     chosen = {
         table: {key: getattr(own(), key) for key in USUAL[method].get(table, {})}
-        for table, own in (("sync", Sync), ("outer", Outer), ("compress", Compress))
+        for table, own in (("sync", SyncTable), ("outer", Outer), ("compress", Compress))
     }
     chosen["outer"].pop("preset", None)
     for more in ({}, chosen):

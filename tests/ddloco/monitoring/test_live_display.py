@@ -7,7 +7,7 @@ import trio
 from rich.console import Console
 
 from ddloco.job.config import job_from
-from ddloco.monitoring.live_display import Board, show
+from ddloco.monitoring.live_display import Board, show_live
 from ddloco.stage.process.log_tail import LogTail
 
 JOB = job_from({"job": {"task": "x:y", "steps": 100, "learners": 2}}, "test")
@@ -138,10 +138,10 @@ async def test_lines_where_there_is_no_terminal(tmp_path, autojump_clock):
     done = trio.Event()
     done.set()
     console = Console(record=True, force_terminal=False, width=200)
-    board = await show(tmp_path, JOB, console, done)
+    board = await show_live(tmp_path, JOB, console, done)
 
     assert board.result == lines[-1]
-    board_at_a_terminal = await show(
+    board_at_a_terminal = await show_live(
         tmp_path, JOB, Console(record=True, force_terminal=True, width=120), done
     )
     assert board_at_a_terminal.t == 8

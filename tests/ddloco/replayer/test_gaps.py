@@ -6,7 +6,7 @@ import pytest
 
 from ddloco.replayer.gaps import LISTED_MAX, begins_said, gaps_of, listed, two_runs
 from ddloco.stage.driver.resume import RESTORED
-from replay import Header, TapeWriter, open_tapes
+from replay import TapeHeader, TapeWriter, open_tapes
 from replay.tape import Closed, Effects, Event
 
 
@@ -15,7 +15,7 @@ def write(tmp_path):
     """Writes a tape of events, each a map or what it heard: (sender, number)."""
 
     def written(name, events, *, after=0, clock=None, closed=True, facts=None, part=0):
-        header = Header(
+        header = TapeHeader(
             name, "job-1", PROGRAM, "0", {}, after=after, clock=clock or {}, facts=facts or {},
             part=part,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from ddloco.simulation import fuzz
 from ddloco.stage.actors.actor import ACTOR_SEMANTICS
 from ddloco.stage.files.run_folder import open_folder
 from ddloco.stage.files.trust import MARK_FILE, check_trust, content_of, is_ours, job_digest
-from replay import Header, Tape, TapeWriter
+from replay import Tape, TapeHeader, TapeWriter
 from replay.tape import Event
 
 SEED = 0
@@ -224,7 +224,7 @@ def foreign(folder, task, options):
     """A run folder as another user may pass it on: everything in it fits together."""
     job = job_from({"job": {"task": task, "learners": 1}, "task": options}, "test")
     for name in ("syncer.1", "learner-0.1"):
-        header = Header(name, job.id, job.as_plain(), "?", {}, SEMANTICS)
+        header = TapeHeader(name, job.id, job.as_plain(), "?", {}, SEMANTICS)
         writer = TapeWriter(folder / "tapes" / f"{name}.tape", header)
         writer.append(Event(1, 0.0, msgspec.Raw(b"\x81\xa4type\xa1x")))
         writer.close()
@@ -272,7 +272,7 @@ def test_a_foreign_program_is_not_called(tmp_path, said):
     """Programs of ``perform`` are user code as well."""
     ran = tmp_path / "ran"
     plain = {"program": "subprocess:getoutput", "options": {"cmd": f"touch {ran}"}}
-    header = Header("a.1", f"getoutput-{job_digest(plain)}", plain, "?", {}, ACTOR_SEMANTICS)
+    header = TapeHeader("a.1", f"getoutput-{job_digest(plain)}", plain, "?", {}, ACTOR_SEMANTICS)
     writer = TapeWriter(tmp_path / "run" / "tapes" / "a.1.tape", header)
     writer.append(Event(1, 0.0, msgspec.Raw(b"\x81\xa4type\xa1x")))
     writer.close()

@@ -14,7 +14,7 @@ from ddloco.replayer.start_point import (
 )
 from ddloco.stage.driver.resume import RESTORED, RESTORED_PLACE
 from ddloco.stage.driver.snapshot_sink import StoreSink
-from replay import Header, Recorder, TapeWriter, files_of, open_tapes
+from replay import Recorder, TapeHeader, TapeWriter, files_of, open_tapes
 from snapshot import Entry, Part, SnapshotError, Store
 
 JOB = "small-1"
@@ -29,7 +29,7 @@ class Run:
 
     def record(self, who, last, *, begins=0, cuts=(), heard=None, **header):
         """A tape of events to ``last``, whose files before event ``begins`` are gone."""
-        made = Header(who, self.job, {}, "0", {}, **header)
+        made = TapeHeader(who, self.job, {}, "0", {}, **header)
         recorder = Recorder(TapeWriter(self.folder / f"{who}.tape", made))
         clock = {}
         for n in range(made.after + 1, last + 1):
@@ -132,7 +132,7 @@ def test_who_was_left_out_and_goes_on():
 
         def __init__(self, who, after=0, **clock):
             self.incarnation = who
-            self.header = Header(who, "job-1", {}, "0", {}, after=after, clock=clock)
+            self.header = TapeHeader(who, "job-1", {}, "0", {}, after=after, clock=clock)
             self.heard = {}
 
         def records(self):

@@ -4,7 +4,7 @@ import pytest
 
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.simulation import fuzz
-from ddloco.simulation.fuzz import LEARNER_KINDS, draw, happen, run, run_checked
+from ddloco.simulation.fuzz import LEARNER_KINDS, draw, happen, run_checked, run_seed
 from ddloco.simulation.world import World
 from ddloco.stage.files.faults import SYNCER, Fault
 from ddloco.workers.simulated.work import SimulatedWork
@@ -39,7 +39,7 @@ SEEDS = range(300)
 )
 def test_what_was_found_once_holds(seed, found):
     """Seeds that showed a bug, of a machine or of a check."""
-    assert run(seed).violation is None, found
+    assert run_seed(seed).violation is None, found
 
 
 def test_a_seed_is_a_world():
@@ -48,7 +48,7 @@ def test_a_seed_is_a_world():
         one, again = draw(seed), draw(seed)
         assert (one.job, one.faults, one.poisoned) == (again.job, again.faults, again.poisoned)
         assert (one.heal_at, one.end_at) == (again.heal_at, again.end_at)
-    assert run(7) == run(7)
+    assert run_seed(7) == run_seed(7)
     assert draw(1).job != draw(2).job
 
 
@@ -97,7 +97,7 @@ def test_everything_is_healed_in_the_end():
 
 def test_an_outcome_counts():
     """Events, seconds, steps, merges and faults of a world that held."""
-    outcome = run(16)
+    outcome = run_seed(16)
     assert (None, "") == (outcome.violation, outcome.invariant)
     assert len(draw(16).faults) == outcome.faults
     job = draw(16).job
@@ -114,7 +114,7 @@ def test_a_machine_that_raises_is_a_finding(monkeypatch):
         raise KeyError("theta/0/7")
 
     monkeypatch.setattr(Rounds, "_close", close)
-    outcome = run(0)
+    outcome = run_seed(0)
     assert "raised" == outcome.invariant
     assert "raised: KeyError: 'theta/0/7'" == outcome.violation
 
@@ -122,7 +122,7 @@ def test_a_machine_that_raises_is_a_finding(monkeypatch):
 def test_a_world_that_never_ends_is_a_finding(monkeypatch):
     """It is stopped after so many events, or at its end of time."""
     monkeypatch.setattr(fuzz, "EVENTS_MAX", 50)
-    outcome = run(0)
+    outcome = run_seed(0)
     assert "heal-progress" == outcome.invariant
     assert "more than 50 events" in outcome.violation
 
@@ -138,7 +138,7 @@ def test_poison_is_in_and_out(monkeypatch):
 
     monkeypatch.setattr(SimulatedWork, "_run_step", look)
     seed = next(seed for seed in SEEDS if draw(seed).poisoned)
-    assert run(seed).violation is None
+    assert run_seed(seed).violation is None
     assert seen <= {f"{name}.{n}" for name, *_ in draw(seed).poisoned for n in range(9)}
     drawn = draw(seed)
     world = World(drawn.job, drawn.physics)
@@ -147,9 +147,9 @@ def test_poison_is_in_and_out(monkeypatch):
 
 def test_one_seed_in_twenty_runs_again(monkeypatch):
     """Plainly, and with tapes; what is found otherwise is not looked at twice."""
-    seen, once = [], fuzz.run
+    seen, once = [], fuzz.run_seed
     monkeypatch.setattr(
-        fuzz, "run", lambda seed, tapes=None: seen.append(tapes) or once(seed, tapes)
+        fuzz, "run_seed", lambda seed, tapes=None: seen.append(tapes) or once(seed, tapes)
     )
     run_checked(3)
     assert [None] == seen

@@ -171,7 +171,7 @@ def test_worlds_as_json(call):
     """Totals, and the seeds that failed."""
     _, out, _ = call("hostile --seed 3 --seeds 2 --json")
     said = json.loads(out)
-    outcomes = [fuzz.run(3), fuzz.run(4)]
+    outcomes = [fuzz.run_seed(3), fuzz.run_seed(4)]
     assert {"worlds": 2, "violations": 0, "seeds": []}.items() <= said.items()
     assert sum(each.events for each in outcomes) == said["events"]
     assert sum(each.merges for each in outcomes) == said["merges"]
@@ -216,7 +216,7 @@ def test_not_every_failure_is_listed(call, monkeypatch):
 @pytest.mark.parametrize("invariant", ["determinism-check", "record-is-inert"])
 def test_a_second_run_that_differs_is_found(call, monkeypatch, invariant):
     """One seed in twenty is run again, plainly and with tapes."""
-    run, count = fuzz.run, []
+    run, count = fuzz.run_seed, []
 
     def differs(seed, tapes=None):
         outcome = run(seed, tapes)
@@ -225,7 +225,7 @@ def test_a_second_run_that_differs_is_found(call, monkeypatch, invariant):
             outcome.trail = "another"
         return outcome
 
-    monkeypatch.setattr(fuzz, "run", differs)
+    monkeypatch.setattr(fuzz, "run_seed", differs)
     code, _, err = call("hostile --seed 20")
     assert FOUND == code
     assert f"seed 20: {invariant}: " in err

@@ -27,6 +27,6 @@ def test_a_tape_says_that_it_is_simulated(tmp_path):
 
 def test_a_log_stands_beside_the_tapes(tmp_path):
     """With what actors observed."""
-    fuzz.run(3, tmp_path)
+    fuzz.run_seed(3, tmp_path)
     [log] = tmp_path.glob("*.jsonl")
     assert '"merge"' in log.read_text()

@@ -204,7 +204,7 @@ def test_data_parallel_jobs_have_no_state(arena):
     region = arena.allocate(harness.plan.total_bytes)
 
     with pytest.raises(TaskError, match="has a state, which data-parallel jobs cannot merge"):
-        harness.ask(rpc.Differentiate(span_of(region), span_of(region), 1))
+        harness.ask(rpc.ComputeGradient(span_of(region), span_of(region), 1))
 
 
 def test_whole_numbers_among_parameters_are_named(arena):

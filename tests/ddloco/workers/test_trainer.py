@@ -125,7 +125,7 @@ def test_an_update_is_taken_once(arena):
         if t == 2:
             state = harness.state()
     later, anew = Harness(arena), Harness(arena)
-    later.ask(rpc.Install((span_of(state),), rpc.Own(0, rpc.Updated(2))))
+    later.ask(rpc.Install((span_of(state),), rpc.RestoredState(0, rpc.Updated(2))))
     for t in (2, 3):
         later.ask(rpc.Update(span_of(gradient), span_of(out), t))
         assert told[t - 1] == out.data.tobytes()
@@ -143,10 +143,11 @@ def test_a_replica_goes_to_its_place_in_its_data(arena):
     here.ask(rpc.Score(None))
     here.trainer._copy_out(here.trainer._leaves(), span_of(source))
     batches = [
-        here.ask(rpc.Differentiate(span_of(source), span_of(out), step)).batch for step in (1, 2, 3)
+        here.ask(rpc.ComputeGradient(span_of(source), span_of(out), step)).batch
+        for step in (1, 2, 3)
     ]
     assert len(set(batches)) == 3
-    there = returned.ask(rpc.Differentiate(span_of(source), span_of(out), 3))
+    there = returned.ask(rpc.ComputeGradient(span_of(source), span_of(out), 3))
     assert there.batch == batches[2]
 
 
@@ -211,7 +212,7 @@ def test_a_spoilt_state_is_taken_back_as_such(arena):
     for spoilt in (True, False):
         taker = Harness(arena)
         last = rpc.Trained(float("nan") if spoilt else 0.5, 8, b"batch", cursor)
-        taker.ask(rpc.Install((span_of(state),), rpc.Own(3, last)))
+        taker.ask(rpc.Install((span_of(state),), rpc.RestoredState(3, last)))
         out = arena.allocate(taker.plan.total_bytes)
         taker.ask(rpc.Train(4, (rpc.NewFragment(0, span_of(fresh)),), span_of(out), 0))
         after[spoilt] = out.data.tobytes()
@@ -229,7 +230,7 @@ def test_a_resumed_worker_knows_the_result_of_its_last_step(arena):
     out = arena.allocate(before.state_bytes)
     copied = before.ask(rpc.CopyOut(span_of(out)))
     after = Harness(arena)
-    after.ask(rpc.Install((span_of(out),), rpc.Own(1, copied.last)))
+    after.ask(rpc.Install((span_of(out),), rpc.RestoredState(1, copied.last)))
     again = arena.allocate(before.state_bytes)
     assert copied == after.ask(rpc.CopyOut(span_of(again)))
     assert copied.last.loss > 0.0
@@ -495,7 +496,7 @@ def test_own_state_has_all_shards(arena):
     mine.train(0, b"", FromShard((0, 2), opens=True))
     mine.train(0, b"", FromShard((2, 0), opens=True))
     state, last = mine.state(), mine.trainer._last
-    own = rpc.Own(0, last, ((2, 1, b""), (0, 1, b"")))
+    own = rpc.RestoredState(0, last, ((2, 1, b""), (0, 1, b"")))
     back.ask(rpc.Install((span_of(state),), own))
     for turn in ((0, 2), (2, 0), (0, 2)):
         assert mine.train(0, b"", FromShard(turn)) == back.train(0, b"", FromShard(turn))

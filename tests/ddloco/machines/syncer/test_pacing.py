@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from ddloco.job.config import Sync
+from ddloco.job.config import SyncTable
 from ddloco.job.protocol.messages import Progress
 from ddloco.machines.syncer.members import new_member
 from ddloco.machines.syncer.pacing import PULL_S_MAX, PULL_S_MIN, PULL_S_UNKNOWN, Pacing
@@ -14,7 +14,7 @@ def one_missing(until):
     return True
 
 
-SYNC = Sync(overlap=2, quorum=2, grace=0.5, grace_steps_max=1.0)
+SYNC = SyncTable(overlap=2, quorum=2, grace=0.5, grace_steps_max=1.0)
 
 
 def none_missing(until):

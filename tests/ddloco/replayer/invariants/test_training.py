@@ -73,7 +73,7 @@ def handed_on(name):
 
 def outcomes(mutation):
     """What comes of the worlds of a mutation, and then of others."""
-    run = fuzz.run_checked if mutation.invariant in AGAIN else fuzz.run
+    run = fuzz.run_checked if mutation.invariant in AGAIN else fuzz.run_seed
     for world in (*mutation.worlds, *range(SEEDS_MAX)):
         yield run(world) if isinstance(world, int) else fuzz.happen(world)
 

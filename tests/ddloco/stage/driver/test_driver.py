@@ -40,12 +40,13 @@ from ddloco.stage.actors.timers import Named
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import REFUSALS_LOGGED_MAX, Driver
 from ddloco.stage.process.log import ActorLog
-from replay import Header, Player, Recorder, Tape, TapeError, TapeWriter, tape
+from replay import Player, Recorder, Tape, TapeError, TapeHeader, TapeWriter, tape
 from tests.transport.memory import Faults, MemoryFabric
 from transport import (
     LANES,
     PROTOCOL_VERSION,
     Codec,
+    Header,
     Hello,
     LaneBroken,
     MessageArrived,
@@ -53,7 +54,6 @@ from transport import (
     TimerFired,
     describe,
 )
-from transport import Header as MessageHeader
 from transport.payload import Payload
 
 SYNCER = "syncer.1"
@@ -151,7 +151,7 @@ class Cluster:
         """An actor's recorder."""
         if not self.recorded:
             return Recorder(None)
-        header = Header(incarnation, self.job.id, self.job.as_plain(), "test", {})
+        header = TapeHeader(incarnation, self.job.id, self.job.as_plain(), "test", {})
         return Recorder(TapeWriter(self.tape(incarnation), header), self.on_error)
 
     async def open(self, incarnation, step_s=1.0):
@@ -450,7 +450,7 @@ def crafted(job, change):
 
 def header(sender, job_id, body, tensors=()):
     """A header as a learner would send it."""
-    return MessageHeader(PROTOCOL_VERSION, job_id, sender, 1, 50, {sender: 3}, body, tensors)
+    return Header(PROTOCOL_VERSION, job_id, sender, 1, 50, {sender: 3}, body, tensors)
 
 
 @pytest.mark.parametrize(
@@ -517,7 +517,7 @@ async def test_hellos_without_end_end_nothing(open_cluster, autojump_clock):
         agreement = job.drivers["learner-0.1"].actor.links.links["syncer"].dialled
         for session in range(100, 600):
             for lane in LANES:
-                head = MessageHeader(
+                head = Header(
                     PROTOCOL_VERSION, job.job.id, "learner-0.1", session, 0, {"learner-0.1": 3},
                     Hello(agreement),
                 )  # fmt: skip

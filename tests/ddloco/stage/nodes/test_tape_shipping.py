@@ -7,7 +7,7 @@ import trio
 from ddloco.job.config import Job, JobTable
 from ddloco.roles.job_program import program_of
 from ddloco.stage.nodes.tape_shipping import PREDECESSORS_MAX, receive_tapes, ship_tapes
-from replay import Header, TapeWriter, tape
+from replay import TapeHeader, TapeWriter, tape
 from tests.transport.memory import MemoryFabric
 
 ADDRESS = "memory://syncer"
@@ -16,7 +16,7 @@ JOB = Job(JobTable("shipping", "tests.tasks:regression", learners=2))
 
 def write_tape(folder, incarnation, events=20):
     """A tape that ends without being closed, as a killed process leaves it."""
-    header = Header(incarnation, JOB.id, JOB.as_plain(), "code", {})
+    header = TapeHeader(incarnation, JOB.id, JOB.as_plain(), "code", {})
     writer = TapeWriter(folder / "tapes" / f"{incarnation}.tape", header)
     for n in range(1, events + 1):
         writer.append(tape.Event(n, float(n), msgspec.Raw(msgspec.msgpack.encode({"n": n}))))

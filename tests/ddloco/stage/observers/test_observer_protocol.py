@@ -11,7 +11,7 @@ from ddloco.stage.observers.observer_fragments import cut
 from ddloco.stage.observers.observer_protocol import (
     PIECE_BYTES,
     Fragment,
-    Piece,
+    FragmentPiece,
     Reader,
     Told,
     decode_ask,
@@ -67,7 +67,7 @@ def test_broken_bytes_are_refused():
     [
         ([], "parts"),
         ([b"x", b"y", b"z"], "parts"),
-        ([encode(Piece(1, 1)), b"x"], "not begun"),
+        ([encode(FragmentPiece(1, 1)), b"x"], "not begun"),
         ([encode(fragment()[0]), b"short"], "received 5, expected 1048576"),
         ([encode(Fragment(1, 0, 0, (TensorMeta("w", (2**40,), "float32", 32, b"x" * 16),)))], "at"),
         ([encode(Fragment(1, 0, 0, (TensorMeta("w", (1,), "int8", 8, b"x" * 16),)))], "int8"),

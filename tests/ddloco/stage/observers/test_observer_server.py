@@ -36,7 +36,7 @@ from ddloco.stage.observers.observer_server import (
 )
 from ddloco.stage.process.log import ActorLog
 from ddloco.stage.process.side_protocol import encode
-from replay import Header, Recorder, Tape, TapeWriter
+from replay import Recorder, Tape, TapeHeader, TapeWriter
 from tests.transport.memory import MemoryFabric
 from transport import Payload, describe
 
@@ -432,7 +432,7 @@ async def test_observers_are_below_the_door(tmp_path, autojump_clock):
     fabric = MemoryFabric(1)
     endpoint = fabric.endpoint("syncer")
     await endpoint.listen("s")
-    header = Header("syncer.1", "small-1", {}, "test", {})
+    header = TapeHeader("syncer.1", "small-1", {}, "test", {})
     driver = Driver(
         new_actor("syncer.1", Machine()),
         said=JobBody,

@@ -15,21 +15,21 @@ from ddloco.stage.tapes.sender import NOT_SHIPPED, TapeSender
 from ddloco.stage.tapes.shipping_protocol import (
     SEGMENT_BYTES_MAX,
     VERSION,
-    Ask,
+    AskLength,
+    Declined,
     Has,
     Segment,
-    Sorry,
     Whole,
     decode_answer,
     digest_of,
 )
 from ddloco.stage.tapes.side_channel import SideChannel
-from replay import Header, TapeWriter, tape
+from replay import TapeHeader, TapeWriter, tape
 from transport import Arrival
 
 NAMES = ("learner-0", "learner-1")
 ROUTE = "learner-0.1/tape"
-HEADER = Header("learner-0.1", "job-1", {}, "code", {})
+HEADER = TapeHeader("learner-0.1", "job-1", {}, "code", {})
 
 
 def tape_bytes(folder, events=20, **header):
@@ -94,10 +94,10 @@ def whole(tmp_path):
 
 async def test_a_tape_arrives_in_segments(stand, whole):
     """Each is answered with what is there; a syncer that starts again knows it, and continues."""
-    assert Has(1, 0, digest_of(b"")) == await stand.say(Ask(0))
+    assert Has(1, 0, digest_of(b"")) == await stand.say(AskLength(0))
     assert Has(2, 300) == await stand.ship(whole[:300])
     stand.again()
-    assert Has(3, 300, digest_of(whole[:300])) == await stand.say(Ask(0))
+    assert Has(3, 300, digest_of(whole[:300])) == await stand.say(AskLength(0))
     assert Has(4, len(whole)) == await stand.ship(whole[300:], 300)
     assert Has(5, len(whole)) == await stand.say(Whole(0, len(whole)))
     assert whole == (stand.folder / "learner-0.1.tape").read_bytes()
@@ -112,7 +112,7 @@ async def test_a_tape_arrives_in_segments(stand, whole):
 async def test_who_is_no_learner_leaves_nothing(stand, whole, route):
     """A name that is no incarnation of this job's learners is refused, and no file is made."""
     answer = await stand.ship(whole, route=route)
-    assert isinstance(answer, Sorry)
+    assert isinstance(answer, Declined)
     assert [] == stand.files
     assert "is not an incarnation of a learner of this job" in stand.notes[0][1]["reason"]
 
@@ -121,9 +121,9 @@ async def test_no_sender_writes_in_anothers_name(stand, tmp_path):
     """A tape that says it is another's, or another job's, is none of this sender's."""
     for header in ({"incarnation": "learner-1.1"}, {"incarnation": "syncer.1"}, {"job_id": "x"}):
         answer = await stand.ship(tape_bytes(tmp_path, **header))
-        assert isinstance(answer, Sorry)
+        assert isinstance(answer, Declined)
         assert answer.reason.startswith("a tape of ")
-    assert isinstance(await stand.ship(b"no tape at all, but some bytes"), Sorry)
+    assert isinstance(await stand.ship(b"no tape at all, but some bytes"), Declined)
     assert (4, []) == (stand.receiver.refusals.count, stand.files)
 
 
@@ -131,8 +131,8 @@ async def test_a_tape_that_is_here_is_left_alone(stand, whole):
     """Sharing a folder is no error: nothing is taken, nothing is refused."""
     stand.folder.mkdir()
     (stand.folder / "learner-0.1.tape").write_bytes(whole[:100])
-    for answer in (await stand.say(Ask(0)), await stand.ship(whole[100:], 100)):
-        assert isinstance(answer, Sorry)
+    for answer in (await stand.say(AskLength(0)), await stand.ship(whole[100:], 100)):
+        assert isinstance(answer, Declined)
         assert answer.shared
     assert whole[:100] == (stand.folder / "learner-0.1.tape").read_bytes()
     assert 0 == stand.receiver.refusals.count
@@ -168,10 +168,10 @@ async def test_what_is_too_large_is_refused(stand, whole, monkeypatch):
 async def test_garbage_is_refused(stand):
     """No word, a word with parts that it has not, a segment without bytes, another version."""
     assert await stand.say(None) is None
-    assert await stand.say(Ask(0), b"more") is None
+    assert await stand.say(AskLength(0), b"more") is None
     assert await stand.say(Segment(0, 0, b"")) is None
     assert await stand.say(Has(0, 0)) is None
-    assert f"in version {VERSION}, not" in (await stand.say(Ask(0, VERSION + 1))).reason
+    assert f"in version {VERSION}, not" in (await stand.say(AskLength(0, VERSION + 1))).reason
     assert (5, []) == (stand.receiver.refusals.count, stand.files)
 
 
@@ -280,7 +280,7 @@ async def test_a_learner_that_has_not_asked_yet_is_waited_for(stand, virtual, as
     if asked_before:
         stand.folder.mkdir()
         (stand.folder / "learner-0.1.tape").write_bytes(b"of this folder")
-        await stand.say(Ask(0))
+        await stand.say(AskLength(0))
     begun = trio.current_time()
     await receiver.finish()
     waited_s = 0.0 if asked_before else receiver_module.QUIET_S
@@ -380,6 +380,6 @@ async def test_a_tape_of_other_settings_is_refused(stand, tmp_path):
     forged = {"job": {"task": "subprocess:getoutput"}, "task": {"cmd": "touch x"}}
     answer = await stand.ship(tape_bytes(tmp_path, job=forged))
 
-    assert isinstance(answer, Sorry)
+    assert isinstance(answer, Declined)
     assert "other settings" in answer.reason
     assert [] == stand.files

@@ -8,7 +8,7 @@ from ddloco.roles.job_program import program_of
 from ddloco.stage.nodes.node import sink_of
 from ddloco.stage.tapes import retention
 from ddloco.stage.tapes.retention import TapeRetention
-from replay import Header, Recorder, TapeWriter, files_of, open_tapes
+from replay import Recorder, TapeHeader, TapeWriter, files_of, open_tapes
 from snapshot import Entry, Part, Store
 
 ME, OTHER = "learner-0.1", "syncer.1"
@@ -38,7 +38,7 @@ class Stand:
 
     def record(self, *cuts, last, me=ME):
         """A tape with these cuts; it begins before all that there is."""
-        header = Header(me, self.job.id, {}, "0", {})
+        header = TapeHeader(me, self.job.id, {}, "0", {})
         recorder = Recorder(TapeWriter(self.folder / f"{me}.tape", header))
         for n in range(1, last + 1):
             recorder.event(n, 0.0, {}, "x")

@@ -3,7 +3,7 @@
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState
 from ddloco.stage.actors.timers import Named
 from ddloco.stage.tapes.segments import ChainRecorder
-from replay import Header, Tape, TapeWriter, files_of, open_tapes
+from replay import Tape, TapeHeader, TapeWriter, files_of, open_tapes
 from transport import SetTimer, TimerFired
 
 ME = "learner-0.1"
@@ -19,7 +19,7 @@ def test_a_file_ends_with_the_effects_of_a_cut(tmp_path):
     """Two cuts of one event are one; a clock without this event would not do, nor an older one."""
     clock = {"syncer.1": 4}
     recorder = ChainRecorder(
-        TapeWriter(tmp_path / f"{ME}.tape", Header(ME, "job-1", {}, "0", {})),
+        TapeWriter(tmp_path / f"{ME}.tape", TapeHeader(ME, "job-1", {}, "0", {})),
         "stop",
         lambda: dict(clock),
     )
