@@ -17,6 +17,7 @@ LONG = {
     "many_learners",
     "peers",
     "quality",
+    "return",
     "regions",
     "snapshot",
     "step",

@@ -131,6 +131,7 @@ def syncers(log, number, merges):
     return merges <= sum(line["ref"].startswith(f"syncer.{number}:") for line in made)
 
 
+@pytest.mark.slow
 def test_a_standby_on_another_host_takes_over_from_the_place(started, job):
     """The first syncer's folder is gone with its host: merges, momentum and tape are in the place,
     and learners find the address there."""

@@ -52,6 +52,7 @@ def test_it_learns_and_replays(run):
     assert "identical" in said
 
 
+@pytest.mark.slow
 def test_learners_of_two_processes_replay(tmp_path):
     """The quickstart, smaller, with two learners of two processes; the group is started again."""
     more = ["--set=job.learners=2", "--set=task.size=tiny", "--set=worker.processes=2"]

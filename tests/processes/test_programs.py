@@ -55,6 +55,7 @@ def replayed(folder, capsys, *more):
     return capsys.readouterr().out.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_actors_that_are_killed_and_cut_off_come_back_and_replay(tmp_path, capsys):
     """Each return is a new incarnation, whose number the lead has granted."""
     (tmp_path / "faults.toml").write_text(FAULTS)
