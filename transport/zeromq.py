@@ -308,7 +308,7 @@ class ZmqEndpoint:
             self._counts["sends_refused_gone"] += 1
             raise PeerGone(route)
         identity = line.identity if line.route == route else self._identity_of(route)
-        peer, loan = self._sharing_peer(line, route, identity, flat[-1]), None
+        peer, loan = self._sharing_peer(line, route, identity, flat), None
         sent = flat
         if peer is not None and (lent := peer.reference(flat[-1])) is not None:
             loan, reference = lent
@@ -340,14 +340,15 @@ class ZmqEndpoint:
             self._shared = SharedPayloads(own, self._identity_of, _route_of)
 
     def _sharing_peer(
-        self, line: _Line, route: str, identity: bytes, part: Frame
+        self, line: _Line, route: str, identity: bytes, frames: tuple[Frame, ...]
     ) -> SharingPeer | None:
-        """With whom a part may be shared. Before the first one, a dialled line asks its peer for
-        the name of its socket; until there is an answer, bytes are sent."""
+        """With whom the last part may be shared: the second one, if it is large. Before the first
+        such part a dialled line asks its peer for the name of its socket; until there is an answer,
+        bytes are sent."""
         if self._shared is None:
             return None
         self._shared.give_back()
-        if len(part) <= COPY_BYTES_MAX:
+        if len(frames) < PARTS_MAX or len(frames[-1]) <= COPY_BYTES_MAX:
             return None
         peer = self._shared.of(route, identity)
         if peer is None and line.route is not None:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import socket
 import struct
 import subprocess
@@ -88,7 +89,10 @@ async def star(share=(True, True)):
     """A hub that listens, and a learner that has dialled it; both run."""
     async with open_context() as one, open_context() as two, AsyncExitStack() as stack:
         hub, learner = (
-            Side(ZmqEndpoint(each, linger_s=0.0), stack.enter_context(closing(SharedMemory())))
+            Side(
+                ZmqEndpoint(each, linger_s=0.0, handover=True),
+                stack.enter_context(closing(SharedMemory())),
+            )
             for each in (one, two)
         )
         for side, shares in zip((hub, learner), share, strict=True):
@@ -444,3 +448,61 @@ async def test_elsewhere_than_on_linux_nothing_is_shared(monkeypatch):
             learner.send(HUB, value)
             assert {value} == set(await hub.take())
         assert learner.endpoint._shared is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_traffic_arrives_in_order_and_unchanged(seed):
+    """Parts of any size from any memory, read at once or much later, while lines reconnect; what
+    is lost with a line is returned, too."""
+    rng = random.Random(seed)
+    async with star() as (hub, learner):
+        learner.other, hub.other = hub, learner
+        await until_shared(hub, learner)
+        hub.got.clear(), learner.got.clear()
+        line, kept = learner.endpoint._dialled[HUB], []
+        for number in range(300):
+            side, route = rng.choice([(hub, LEARNER), (learner, HUB)])
+            nbytes = rng.choice([100, 70_000, 300_000])
+            data = side.memory.array(nbytes) if rng.random() < 0.8 else np.empty(nbytes, np.uint8)
+            data[:] = number % 251
+            with suppress(zeromq.PeerGone):  # A line that reconnects.
+                side.endpoint.send_nowait(route, [b"%d" % number, data.data])
+            del data
+            if rng.random() < 0.02:
+                line.socket.reconnect(line.address)
+                zeromq._probe(line)
+                await trio.sleep(0.05)
+            await trio.sleep(rng.choice([0, 0, 0.002]))
+            for each in (hub, learner):
+                if rng.random() < 0.3:
+                    kept += each.got[:5]
+                    del each.got[:5]
+            if rng.random() < 0.2:
+                check_all(kept)
+                kept.clear()
+        assert min(hub.in_place, learner.in_place) > 10_000_000
+        with trio.fail_after(WAIT_S):
+            while learner.lent(HUB) or hub.lent(LEARNER):
+                check_all(kept + hub.got + learner.got)
+                kept.clear(), hub.got.clear(), learner.got.clear()
+                gc.collect()
+                with suppress(zeromq.PeerGone):
+                    learner.send(HUB, 0, nbytes=70_000), hub.send(LEARNER, 0, nbytes=70_000)
+                await trio.sleep(0.01)
+                hub.got.clear(), learner.got.clear()
+                gc.collect()
+                hub.endpoint._shared.give_back(), learner.endpoint._shared.give_back()
+                await trio.sleep(0.01)
+
+
+def check_all(arrivals):
+    """Each part has the bytes that its head says, and heads of a side ascend."""
+    last = {}
+    for each in arrivals:
+        head, part = each.frames
+        if head == b"head":
+            continue
+        number = int(bytes(head))
+        assert {number % 251} == set(bytes(part)), number
+        assert number > last.get(each.route, -1)
+        last[each.route] = number
