@@ -17,7 +17,6 @@ LONG = {
     "many_learners",
     "peers",
     "quality",
-    "return",
     "regions",
     "snapshot",
     "step",

@@ -15,6 +15,7 @@ def both_shards_are_back(run):
     return {"syncer-0.2", "syncer-1.2"} <= {ref.partition(":")[0] for ref in merges}
 
 
+@pytest.mark.slow
 def test_everything_going_wrong_for_a_while(tmp_path):
     """Every invariant holds on the tapes, and they replay; shards continue from what they kept."""
     found = soak(
