@@ -31,6 +31,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import trio
@@ -58,7 +59,10 @@ RETURNED_MAX = 512
 """Loans in one packet."""
 
 PACKET_BYTES_MAX = 8 * RETURNED_MAX + 1
+"""Bytes in one packet: its kind, and loans of eight bytes each."""
+
 BACKLOG = 64
+"""Peers that wait to be accepted; others go on over ZeroMQ."""
 
 ASK_AGAIN_S = 5.0
 """How long a side that wants to share waits before it asks again for the name of the socket."""
@@ -120,10 +124,12 @@ class MappedFiles:
     Args:
         files: the descriptors, which it closes.
         link: a socket of the connection to the peer, which it closes.
+        tell: called when there are loans to return, by any thread.
     """
 
-    def __init__(self, files: Sequence[int], link: socket.socket) -> None:
+    def __init__(self, files: Sequence[int], link: socket.socket, tell: Callable[[], None]) -> None:
         self._files = files
+        self._tell = tell
         self._mapped: dict[int, mmap.mmap] = {}
         self._due = 0
         """The loan that the next message names if none was lost."""
@@ -145,7 +151,9 @@ class MappedFiles:
         if number >= len(self._files) or not nbytes:
             raise SharingError(f"{nbytes} bytes of file {number}; it has {len(self._files)}")
         mapped = self._mapping(number, offset + nbytes)
-        self._returned.extend(range(self._due, loan))
+        if loan > self._due:
+            self._returned.extend(range(self._due, loan))
+            self._tell()
         self._due = loan + 1
         import numpy as np  # noqa: PLC0415, observers receive no arrays, and start without it
 
@@ -156,6 +164,7 @@ class MappedFiles:
 
     def _read(self, loan: int) -> None:
         self._returned.append(loan)
+        self._tell()
 
     def _mapping(self, number: int, stop: int) -> mmap.mmap:
         """A mapping of a file that reaches to ``stop``; a file may have grown."""
@@ -195,10 +204,18 @@ class SharingPeer:
         link: the connected Unix socket, non-blocking.
         own: the memory of this side.
         identity: the ZeroMQ identity of the dialling side; empty while it has not said it.
+        tell: called with this peer when there are loans to return to it, by any thread.
     """
 
-    def __init__(self, link: socket.socket, own: SharedFiles, identity: bytes = b"") -> None:
+    def __init__(
+        self,
+        link: socket.socket,
+        own: SharedFiles,
+        identity: bytes = b"",
+        tell: Callable[["SharingPeer"], None] = lambda _: None,
+    ) -> None:
         self.identity = identity
+        self._tell = tell
         self.ready = False
         """Whether the other side has the files of this one."""
         self._link = link
@@ -235,6 +252,7 @@ class SharingPeer:
         while self._theirs is not None and (loans := self._theirs.returned()):
             if not self._send(RETURNED + struct.pack(f">{len(loans)}Q", *loans)):
                 self._theirs.keep(loans)
+                self._tell(self)
                 return
 
     def greet(self) -> None:
@@ -292,7 +310,7 @@ class SharingPeer:
     def _take(self, packet: bytes, files: list[int], *, cut: bool) -> None:
         kind = packet[:1]
         if kind in (HELLO, FILES) and self._theirs is None and 0 < len(files) <= FILES_MAX:
-            self._theirs = MappedFiles(files, self._link.dup())
+            self._theirs = MappedFiles(files, self._link.dup(), partial(self._tell, self))
         else:
             for each in files:
                 os.close(each)
@@ -375,6 +393,8 @@ class SharedPayloads:
         self._owner_of = owner_of
         self._route_of = route_of
         self._peers: dict[str, SharingPeer] = {}
+        self._returning: deque[SharingPeer] = deque()
+        """Peers to which there are loans to return, appended by any thread."""
         self._left: list[SharingPeer] = []
         """Peers that were left while they were reading: what they read stays as it is."""
         self._open = 0
@@ -387,9 +407,10 @@ class SharedPayloads:
         return peer if peer is not None and peer.identity == identity else None
 
     def give_back(self) -> None:
-        """Return the loans of what is not read any more, to all peers."""
-        for peer in self._peers.values():
-            peer.give_back()
+        """Return the loans of what is not read any more. It is called with each message, so it
+        looks only at peers to which there are some."""
+        for _ in range(len(self._returning)):
+            self._returning.popleft().give_back()
 
     async def serve(self) -> None:
         """Accept peers of this host, for as long as the endpoint runs."""
@@ -410,7 +431,7 @@ class SharedPayloads:
 
     async def _accepted(self, link: socket.socket) -> None:
         link.setblocking(False)
-        peer = SharingPeer(link, self._own)
+        peer = SharingPeer(link, self._own, tell=self._returning.append)
         with self._shared_with(peer, link) as allowed:
             if not allowed:
                 return
@@ -436,7 +457,7 @@ class SharedPayloads:
         self._names[route] = name
         with contextlib.suppress(OSError), _new_socket() as link:
             link.connect(b"\0" + name)
-            peer = SharingPeer(link, self._own, identity)
+            peer = SharingPeer(link, self._own, identity, self._returning.append)
             with self._shared_with(peer, link) as allowed:
                 if allowed:
                     self._peers[route] = peer
