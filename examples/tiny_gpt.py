@@ -37,6 +37,7 @@ SIZES = {
     "tiny": Size(layers=1, width=32, heads=2, context=32, batch=4),  # for tests: a millisecond
     "small": Size(layers=2, width=128, heads=4, context=64, batch=14),  # 0.4 M parameters
     "medium": Size(layers=6, width=384, heads=6, context=256, batch=32),  # 11 M: needs a GPU
+    "large": Size(layers=10, width=640, heads=10, context=256, batch=16),  # 50 M
 }
 
 VOCABULARY = 256  # bytes

@@ -19,7 +19,7 @@ from ddloco.workers.compilation_cache import (
     cache_settings,
     was_quiet,
 )
-from ddloco.workers.environment import fingerprinted
+from ddloco.workers.environment import FLAGS, GPU_FLAGS, fingerprinted
 
 
 def device_fingerprint() -> dict[str, str]:
@@ -56,6 +56,16 @@ def open_devices(saying: int) -> None:
         os.close(ours)
         os.write(2, os.pread(saying, os.fstat(saying).st_size, 0))
         os.ftruncate(saying, 0)
+
+
+def flags_off() -> str:
+    """The end of an error about arithmetic that is not deterministic: what to change, if this is a
+    GPU without the flags for that."""
+    given = os.environ.get(FLAGS, "").split()
+    wanted = [f"{name}={value}" for name, value in GPU_FLAGS.items()]
+    if jax.devices()[0].platform != "gpu" or set(wanted) <= set(given):
+        return ""
+    return f"; want {FLAGS} with {' '.join(wanted)}"
 
 
 def keep_compiled_programs() -> None:

@@ -1,5 +1,10 @@
-"""The environment of a worker process: part of its fingerprint, so it is built, not inherited."""
+"""The environment of a worker process: part of its fingerprint, so it is built, not inherited.
 
+Where JAX has a plugin for GPUs, workers get the flags with which arithmetic there is deterministic.
+"""
+
+import importlib.util
+import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 
@@ -14,6 +19,16 @@ ALLOCATOR, HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 """XLA allocates and frees large arrays in every step, and by default there is a page fault for each
 4 KiB of them: more time than the arithmetic takes. With this, glibc asks Linux for pages of 2 MiB:
 a step of 100 MB that is bound by memory takes half as long, on two busy cores."""
+
+FLAGS = "XLA_FLAGS"
+
+GPU_FLAGS = {"--xla_gpu_deterministic_ops": "true", "--xla_gpu_autotune_level": "0"}
+"""Without these a step on a GPU gives other bits each time: atomic additions come in any order, and
+XLA chooses among algorithms by timing them. A job whose step does that cannot be replayed, so it is
+refused at its first step."""
+
+PREALLOCATE, FRACTION = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+"""By default JAX takes 75 % of a GPU's memory at its start, so a second worker on it has none."""
 
 ENTRY = "env."
 """The prefix of environment variables among a fingerprint's entries."""
@@ -60,11 +75,36 @@ def worker_environment(
     if recorded is None:
         env["NPROC"] = str(worker.threads)
         env.update(worker.env)
+        if gpu_plugins():
+            env[FLAGS] = _with_gpu_flags(env.get(FLAGS, ""))
+            _share_gpu(env)
         return env
+    if gpu_plugins():
+        _share_gpu(env)
     for name in RECORDED - {HASH_SEED}:
         env.pop(name, None)
     env.update(_taken(base, worker, recorded))
     return env
+
+
+def gpu_plugins() -> bool:
+    """Whether a plugin of JAX for GPUs is installed; looked for without importing JAX."""
+    found = importlib.util.find_spec("jax_plugins")
+    places = (found and found.submodule_search_locations) or ()
+    return any("cuda" in each.name or "rocm" in each.name for each in pkgutil.iter_modules(places))
+
+
+def _with_gpu_flags(given: str) -> str:
+    """XLA's flags, and those of ``GPU_FLAGS`` that they do not set."""
+    known = {flag.partition("=")[0] for flag in given.split()}
+    missing = [f"{name}={value}" for name, value in GPU_FLAGS.items() if name not in known]
+    return " ".join([given, *missing]).strip()
+
+
+def _share_gpu(env: dict[str, str]) -> None:
+    """Let the workers of one host share a GPU's memory, unless the user has divided it."""
+    if FRACTION not in env:
+        env.setdefault(PREALLOCATE, "false")
 
 
 def _taken(

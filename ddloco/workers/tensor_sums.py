@@ -1,21 +1,51 @@
 """A check sum of each tensor after a step, computed where the tensors are.
 
-It is a program of its own, so that the step is compiled as it would be without it. Sums of whole
-numbers do not depend on the order in which a device adds them.
+On a GPU or a mesh it is a program of its own, so that the step is compiled as it would be without
+it. Sums of whole numbers do not depend on the order in which a device adds them. Tensors of a CPU
+that are not divided are read in place: XLA's reduction of whole numbers takes three to ten times as
+long there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xxhash
 
 from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
 
 U32 = jnp.uint32
 PLACE, BITS = 0x85EBCA6B, 0x9E3779B1
 """Odd factors: a multiplication by one of them maps different numbers to different ones."""
+
+
+def summing(everywhere: dict[str, Any]) -> Callable[[Sequence[Any]], Callable[[], bytes]]:
+    """What begins to compute the sums of tensors, and returns what waits for them: 4 bytes of each
+    in little-endian order, as on a tape.
+
+    Args:
+        everywhere: the arguments of ``jax.jit`` for results that every device has; empty if the
+            tensors are on one device.
+    """
+    if not everywhere and jax.devices()[0].platform == "cpu":
+        return lambda tensors: partial(host_sums, tensors)
+    program = jax.jit(partial(tensor_sums, divided=bool(everywhere)), **everywhere)
+
+    def begin(tensors: Sequence[Any]) -> Callable[[], bytes]:
+        return partial(packed, program(tensors))
+
+    return begin
+
+
+def host_sums(tensors: Sequence[Any]) -> bytes:
+    """The sums of tensors in this host's memory: the lower 32 bits of each one's xxh3-64."""
+    # Views of what goes at once: JAX does not donate an array of which a view is left.
+    views = (np.asarray(each.addressable_data(0)).reshape(-1).view(np.uint8) for each in tensors)
+    found = [xxhash.xxh3_64_intdigest(view.data) for view in views]
+    return np.array(found, np.uint64).astype("<u4").tobytes()
 
 
 def tensor_sums(tensors: Sequence[Any], *, divided: bool = False) -> Any:

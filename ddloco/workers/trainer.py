@@ -27,7 +27,12 @@ from ddloco.job.protocol.work import FromShard
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView
 from ddloco.workers import rpc
 from ddloco.workers.data_stream import DataStream, ShardStream, pack_cursor, unpack_cursor
-from ddloco.workers.devices import device_fingerprint, keep_compiled_programs, open_devices
+from ddloco.workers.devices import (
+    device_fingerprint,
+    flags_off,
+    keep_compiled_programs,
+    open_devices,
+)
 from ddloco.workers.first_step import Named, SavedTree, difference, digests
 from ddloco.workers.group import Group, OtherArena
 from ddloco.workers.inner_optimizer import (
@@ -44,7 +49,7 @@ from ddloco.workers.task import TaskError, load_task, stream_of
 from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
 from ddloco.workers.task_sources import sources_of
 from ddloco.workers.task_state import StateLayout
-from ddloco.workers.tensor_sums import packed, tensor_sums
+from ddloco.workers.tensor_sums import summing
 from transport import DTYPES, Bytes, Pieces, aligned
 
 STEP_MAX = 2**31 - 1
@@ -218,8 +223,7 @@ class Trainer:
         )
         self._apply: Any = jax.jit(self._take_step, donate_argnums=(0, 1))
         self._programs: Callable[[], int] = self._update._cache_size
-        everywhere = self._placement.everywhere()
-        self._sums = jax.jit(partial(tensor_sums, divided=bool(everywhere)), **everywhere)
+        self._sums = summing(self._placement.everywhere())
         self._leaves_if_corrupt = request.leaves_if_corrupt
         found = {**device_fingerprint(), **self._placement.fingerprint(), **self._frozen_digest}
         return rpc.Prepared(leaves, found, sources_of(request.task.partition(":")[0]))
@@ -376,7 +380,7 @@ class Trainer:
         if request.out is not None:
             self._copy_out(leaves, request.out)
         told = self._cursor(), said(metrics)
-        self._last = rpc.Trained(loss, tokens, digest, *told, tensors=packed(sums), corrupt=corrupt)
+        self._last = rpc.Trained(loss, tokens, digest, *told, tensors=sums(), corrupt=corrupt)
         return msgspec.structs.replace(self._last, data_s=data_s, compiling_s=compiling_s)
 
     def _drawn_ahead(self, begun_at: float, loss: Any, data: FromShard | None) -> float:
@@ -594,7 +598,7 @@ class Trainer:
         if found:
             raise TaskError(
                 f"task {self._name}: differs between two runs of the same step, in {found}; "
-                "such a run could not be replayed"
+                f"such a run could not be replayed{flags_off()}"
             )
 
     def _compared(

@@ -6,7 +6,10 @@ from ddloco.job.config import Worker
 from ddloco.workers.environment import (
     ALLOCATOR,
     ENTRY,
+    FLAGS,
+    FRACTION,
     HASH_SEED,
+    PREALLOCATE,
     RECORDED,
     fingerprinted,
     worker_environment,
@@ -47,6 +50,25 @@ def test_workers_ask_for_huge_pages():
     assert worker_environment({**BASE, ALLOCATOR: "mine"}, Worker())[ALLOCATOR] == "mine"
     assert worker_environment(BASE, Worker(env={ALLOCATOR: "own"}))[ALLOCATOR] == "own"
     assert list(BASE) == list(env)[: len(BASE)], "a process finds the place of its title by them"
+
+
+def test_arithmetic_on_gpus_is_deterministic_unless_the_user_says_otherwise(tmp_path, monkeypatch):
+    """Where JAX has a plugin for GPUs; a replay takes the flags from the tape."""
+    base = {"PATH": "/bin"}
+    assert FLAGS not in worker_environment(base, Worker())
+    (tmp_path / "jax_plugins" / "xla_cuda13").mkdir(parents=True)
+    (tmp_path / "jax_plugins" / "xla_cuda13" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    env = worker_environment(base, Worker())
+    assert env[FLAGS] == "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+    assert env[PREALLOCATE] == "false"
+    own = {FLAGS: "--mine --xla_gpu_deterministic_ops=false", FRACTION: "0.4"}
+    env = worker_environment(base, Worker(env=own))
+    assert env[FLAGS] == f"{own[FLAGS]} --xla_gpu_autotune_level=0"
+    assert PREALLOCATE not in env
+    replayed = worker_environment(base, Worker(), {f"{ENTRY}{FLAGS}": "--then"})
+    assert (replayed[FLAGS], replayed[PREALLOCATE]) == ("--then", "false")
 
 
 def test_the_base_is_not_changed():

@@ -6,20 +6,38 @@ import numpy as np
 import pytest
 
 from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
-from ddloco.workers.tensor_sums import packed, tensor_sums
+from ddloco.workers.tensor_sums import host_sums, packed, summing, tensor_sums
 from transport import DTYPES
 
 
-def sums(*tensors):
+def on_device(tensors):
+    """The sums as a GPU computes them."""
+    return packed(jax.jit(tensor_sums)(tensors))
+
+
+@pytest.fixture(params=[on_device, host_sums])
+def sums(request):
     """The sums of some tensors, as on a tape."""
-    said = packed(jax.jit(tensor_sums)(tensors))
-    n = TENSOR_DIGEST_BYTES
-    return [said[at : at + n] for at in range(0, len(said), n)]
+
+    def each(*tensors):
+        said, n = request.param(tensors), TENSOR_DIGEST_BYTES
+        return [said[at : at + n] for at in range(0, len(said), n)]
+
+    return each
+
+
+def test_a_tensor_is_donated_after_its_sum():
+    """A view that was left would make JAX copy each parameter in each step."""
+    tensor = jnp.ones((100, 100))
+    place = tensor.unsafe_buffer_pointer()
+    assert summing({})([tensor])() == host_sums([tensor])
+    updated = jax.jit(lambda x: x + 1, donate_argnums=0)(tensor)
+    assert updated.unsafe_buffer_pointer() == place
 
 
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "float64"])
 @pytest.mark.parametrize("shape", [(), (1,), (33,), (5, 7, 3)])
-def test_each_flipped_bit_is_seen(dtype, shape):
+def test_each_flipped_bit_is_seen(dtype, shape, sums):
     """One bit of one element of one tensor; the others have the sums that they had."""
     values = np.asarray(np.random.default_rng(7).normal(size=shape), DTYPES[dtype])
     before = sums(jnp.asarray(values), jnp.ones(3))
@@ -37,13 +55,13 @@ def test_each_flipped_bit_is_seen(dtype, shape):
     [np.negative, lambda x: x[::-1], lambda x: np.roll(x, 1), lambda x: x * 2, np.zeros_like],
     ids=["signs", "reversed", "rolled", "doubled", "zeros"],
 )
-def test_a_change_of_all_elements_is_seen(change):
+def test_a_change_of_all_elements_is_seen(change, sums):
     """Also one that keeps the set of the values, or flips the highest bit of an even number."""
     values = np.random.default_rng(3).normal(size=1024).astype(np.float32)
     assert sums(jnp.asarray(values)) != sums(jnp.asarray(np.ascontiguousarray(change(values))))
 
 
-def test_zeros_of_two_signs_and_nan_are_told_apart():
+def test_zeros_of_two_signs_and_nan_are_told_apart(sums):
     """The bits are compared, and not the values."""
     found = sums(*(jnp.array([x], jnp.float32) for x in (0.0, -0.0, np.nan, -np.nan)))
     assert len(set(found)) == 4
