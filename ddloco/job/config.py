@@ -376,12 +376,16 @@ class Transport(Section, frozen=True):
         insecure: whether a syncer without keys may listen on other addresses than loopback.
         shared_memory: whether processes of one user on one host read each other's fragments where
             they lie, in place of sending them; not where ``[chaos]`` has faults of links.
+        memory_gb: how many GB of fragments from others an actor keeps in memory; further ones lie
+            in a file in the folder for temporary files (``TMPDIR``) until they have been used. 0
+            for as many as ``/dev/shm`` holds.
     """
 
     kind: Literal["inproc", "ipc", "tcp"] = "inproc"
     keys: str = ""
     insecure: bool = False
     shared_memory: bool = True
+    memory_gb: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
 
 
 class Worker(Section, frozen=True):
@@ -417,7 +421,7 @@ UNSAID = {
     "sync": ("blocking", "late", "mixing", "clients", "final_merges"),
     "outer": ("weight",),
     "inner": ("adamw",),
-    "transport": ("shared_memory",),
+    "transport": ("shared_memory", "memory_gb"),
 }
 """Keys that are left out of a job's id where they have their defaults."""
 

@@ -36,7 +36,8 @@ class Needs(Struct, frozen=True):
     Attributes:
         received_s: bytes a second that all syncers together receive.
         sent_s: bytes a second that they send.
-        merge_bytes: the contributions of one merge, which are in memory together.
+        merge_bytes: the contributions of one merge, which are in memory together, as they were
+            sent; at most ``transport.memory_gb``, if that is set.
         shards: how many syncers of ``SYNCER_BYTES_S``, or of the given line, carry it.
         tape_h: bytes of all tapes an hour.
         snapshot_h: bytes of all snapshots an hour.
@@ -71,12 +72,13 @@ def needs_of(
     """
     learners, round_s = job.job.learners, job.sync.interval * step_s
     up, down = wire_bytes(plan, job.compress.up), wire_bytes(plan, job.compress.down)
+    limit = int(1e9 * job.transport.memory_gb)
     merges_h = 3600 * len(plan.fragments) / round_s
     received_s, sent_s = learners * sum(up) / round_s, learners * sum(down) / round_s
     return Needs(
         received_s=received_s,
         sent_s=sent_s,
-        merge_bytes=learners * max(up),
+        merge_bytes=min(learners * max(up), limit) if limit else learners * max(up),
         shards=max(1, math.ceil(max(received_s, sent_s) / line_bytes_s)),
         tape_h=tape_bytes(
             plan, steps=learners * 3600 / step_s, merges=merges_h, shares=learners * merges_h

@@ -268,7 +268,8 @@ class JobProgram(Runnable):
     async def open(self, hosted: HostedActor) -> AsyncIterator[OpenedActor | None]:
         """Open everything that the actor needs, the worker process first."""
         folder, name = hosted.folder, hosted.name
-        with closing(SharedMemory()) as arena:
+        arrived_max = 1e9 * self.job.transport.memory_gb or None
+        with closing(SharedMemory(arrived_max=arrived_max)) as arena:
             kept = kept_modules(folder, self.job.job.task)
             worker = self.job.worker_of(name)
             opened = open_worker(hosted.incarnation, arena, worker, kept=kept, rank=self.rank)
@@ -324,6 +325,7 @@ class JobProgram(Runnable):
         actor, first, pending = await self._begin(hosted, executor, arrays, prepared, keep)
         facts = {OWN_STATE: f"{own.place}/{own.snapshot}"} if own is not None else {}
         facts |= {TASK: self.source(hosted.folder)}
+        listens = hosted.name in self.listeners
         return OpenedActor(
             actor,
             first,
@@ -336,8 +338,9 @@ class JobProgram(Runnable):
                 executor.plan, executor.state.nbytes, job.compress.up, job.compress.down
             ),
             # A learner's fragments arrive where its worker process can see them. A syncer's stay
-            # where ZeroMQ received them, because a merge reads them there.
-            allocate=None if hosted.name in self.listeners else arrays.allocate,
+            # where ZeroMQ received them, because a merge reads them there, unless they may be too
+            # many for memory.
+            allocate=arrays.allocate if job.transport.memory_gb or not listens else None,
             facts=partial(self._facts, hosted),
         )
 

@@ -39,5 +39,5 @@ async def note_needs(job: Job, hosted: HostedActor, warn: Callable[[str], None])
             warn(f"{said}; this job has {job.job.syncers}, see ddloco doctor")
         free = await trio.to_thread.run_sync(available)
         if free and need.merge_bytes > free:
-            warn(f"{said}; {size(free)} of memory are free here")
+            warn(f"{said}; {size(free)} of memory are free here, see transport.memory_gb")
         return

@@ -86,8 +86,8 @@ class FragmentCompression:
     def merged(self, work: MergeFragment, theta: F32) -> MergeInputs:
         """The inputs of a merge into ``theta``.
 
-        If a learner has sent a difference, every contribution becomes flat float32 parameters: the
-        parameters of the base version, plus what the learner has changed.
+        If a learner has sent a difference, every contribution is read as flat float32 parameters:
+        the parameters of the base version, plus what the learner has changed.
         """
         p, anchor = work.fragment, self._held(work, theta)
         anchors = work.differences.anchors if work.differences is not None else {}
@@ -99,13 +99,15 @@ class FragmentCompression:
         for share, payload in given:
             if share.name in anchors:
                 base: F32 = self._arrays.get(anchors[share.name])
-                flat = self._layouts.decompressed(p, self._settings.up, payload.pieces, base)
+                up = self._settings.up
+                given_bytes = self._layouts.on_demand(p, up, payload.pieces, base)
             else:
                 flat = self._layouts.flat(p, payload.data)
                 if anchor is not theta:
                     with np.errstate(all="ignore"):
                         flat = theta + (flat - anchor)
-            contributions.append(WeightedFragment(share.name, share.weight, flat.view(np.uint8)))
+                given_bytes = flat.view(np.uint8)
+            contributions.append(WeightedFragment(share.name, share.weight, given_bytes))
         return MergeInputs(contributions, self._layouts.flat_segments(p), theta)
 
     def _held(self, work: MergeFragment, theta: F32) -> F32:

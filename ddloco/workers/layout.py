@@ -5,7 +5,8 @@ layout is used for merging and has no padding. A compressed difference is a payl
 tensors, each a row of bytes.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ddloco.job.protocol.compression import Format, compressed_layout
 from ddloco.job.protocol.fragment_plan import FragmentPlan, wire_layout
 from ddloco.machines.outer.merge import TensorSegment, fragment_segments
 from ddloco.stage.arrays.array_table import F32
+from ddloco.workers.quantization import encoded_part
 from ddloco.workers.quantization_kernel import quantizer
 from transport import DTYPES, Bytes, Payload, Pieces, aligned, copy_payload, describe
 
@@ -160,9 +162,49 @@ class Layouts:
                 yield data[at : at + size], segment
             at += aligned(size)
 
+    def on_demand(
+        self, fragment: int, form: Format, data: Bytes | Pieces, base: F32
+    ) -> "DecompressedOnDemand":
+        """What ``decompressed`` returns, as bytes that are computed where they are read."""
+        rows = [(row, segment) for row, segment in self._rows(fragment, form, data)]
+        return DecompressedOnDemand(rows, form, base)
+
     def bytes_of(self, fragment: int, stored: Payload | F32) -> Bytes:
         """The bytes of a global fragment, whether merged here or received from another syncer."""
         return stored.data if isinstance(stored, Payload) else self.wire(fragment, stored)
+
+
+class DecompressedOnDemand:
+    """The bytes of a flat float32 fragment, of which only the differences to another one are in
+    memory: each range is decompressed when it is read. A merge reads every range twice, in blocks
+    that stay in the cache, so this is no slower than reading the whole fragment from memory.
+
+    Args:
+        rows: the compressed differences of each tensor that has elements, and where it lies.
+        form: their format.
+        base: what they are differences to, flat float32.
+    """
+
+    def __init__(
+        self, rows: Sequence[tuple[Bytes, TensorSegment]], form: Format, base: F32
+    ) -> None:
+        self.size = 4 * base.size
+        """All bytes."""
+        self._rows, self._base = rows, base
+        self._form: Format = form
+        self._starts = [segment.start for _, segment in rows]
+
+    def __getitem__(self, span: slice) -> Bytes:
+        """The bytes of a span, which has a start and a stop and lies in one tensor."""
+        row, segment = self._rows[bisect_right(self._starts, span.start // 4) - 1]
+        start, stop = (at // 4 - segment.start for at in (span.start, span.stop))
+        if segment.state:
+            return row[4 * start : 4 * stop]
+        part, first, last = encoded_part(row, self._form, segment.stop - segment.start, start, stop)
+        out = np.empty(last - first, np.float32)
+        base = self._base[segment.start + first : segment.start + last]
+        quantizer().decode(part, self._form, out, base=base)
+        return out[start - first : stop - first].view(np.uint8)
 
 
 def _tensor(segment: TensorSegment, stored: Any) -> F32:

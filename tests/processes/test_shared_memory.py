@@ -37,6 +37,17 @@ def test_it_can_be_switched_off_and_faults_of_links_need_bytes(job, off):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("up", ["float32", "int4"])
+def test_contributions_wait_in_a_file_where_memory_is_little(job, tools, up):
+    """Only the first byte may stay in memory; merges are those of a replay, which has no limit."""
+    more = "--set=transport.shared_memory=false", f"--set=compress.up={up}"
+    said = job.run(*WIDE, *more, "--set=transport.memory_gb=1e-9")
+    assert said.returncode == 0, said.stderr
+    replayed = tools.replay(job.run_folder)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+
+
+@pytest.mark.slow
 def test_a_killed_learner_comes_back_and_shares_again(job, tools):
     """Its successor is another process with memory of its own."""
     kills = 'chaos.fault=[{what="crash", who="learner-1", at_s=2.0, for_s=1.0}]'

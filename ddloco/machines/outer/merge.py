@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from math import isfinite, sqrt
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from ddloco.machines.outer.merge_rules.rule import MergeRule
 from ddloco.machines.outer.merge_rules.table import MERGE_RULES, tensor_rule, value_rule
 from ddloco.machines.outer.optimizers.optimizer import STEPS, OuterStep, State
 from ddloco.machines.outer.optimizers.table import OPTIMIZERS, zero_state
-from transport import Pieces
+from transport import Bytes
 
 F64 = NDArray[np.float64]
 FindFaults = Callable[[Sequence["WeightedFragment"], Sequence[float], Sequence[str]], list[str]]
@@ -71,12 +71,25 @@ class TensorSegment(NamedTuple):
     state: bool = False
 
 
+class Readable(Protocol):
+    """Bytes of which ranges within one tensor are read, such as ``Pieces``."""
+
+    @property
+    def size(self) -> int:
+        """All bytes."""
+        ...
+
+    def __getitem__(self, span: slice) -> Bytes:
+        """The bytes of a span, which has a start and a stop."""
+        ...
+
+
 class WeightedFragment(NamedTuple):
     """A learner's copy of the fragment: its name, merge weight (>= 0) and raw uint8 bytes."""
 
     name: str
     weight: float
-    buffer: NDArray[np.uint8] | Pieces
+    buffer: Bytes | Readable
 
 
 class MergeResult(NamedTuple):
@@ -416,8 +429,8 @@ def _view(contribution: WeightedFragment, segment: TensorSegment, block: slice) 
     return contribution.buffer[first:last].view(_VIEWS[segment.dtype])
 
 
-def _is_bytes(buffer: NDArray[Any] | Pieces) -> bool:
-    return isinstance(buffer, Pieces) or (buffer.dtype == np.uint8 and buffer.ndim == 1)
+def _is_bytes(buffer: Bytes | Readable) -> bool:
+    return not isinstance(buffer, np.ndarray) or (buffer.dtype == np.uint8 and buffer.ndim == 1)
 
 
 def _itemsize(segment: TensorSegment) -> int:

@@ -65,7 +65,7 @@ class ArrayTable:
 
     def allocate(self, nbytes: int) -> Bytes:
         """Allocate bytes in the arena for an arriving payload; freed with its handle."""
-        return self.shared.allocate(nbytes).data
+        return self.shared.allocate(nbytes, arrived=True).data
 
     def lend(self, data: Bytes) -> Region:
         """A copy that the worker process can read; the caller must free it."""
@@ -92,6 +92,9 @@ class ArrayTable:
         """Store an array under a new handle."""
         assert handle not in self._stored, f"{handle} is named twice"
         self._stored[handle] = stored
+        if self.arena is not None and isinstance(stored, Payload):
+            for part in stored.pieces:
+                self.arena.rest(part)
 
     def get(self, handle: str) -> Any:
         """The array under a handle."""

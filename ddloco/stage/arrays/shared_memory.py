@@ -1,11 +1,12 @@
 """Memory shared with a worker process, for host copies and the fragments that overwrite them.
 
 It consists of two unnamed files whose descriptors the worker inherits: one in memory, if the system
-supports that, and one in the folder for temporary files, used when the first is full. Both vanish
-with the last process that has them open, even after SIGKILL. Regions are mapped one by one, so the
-files can grow. Freed regions are reused for the same size, once nothing that was borrowed from them
-is read any more. The memory of those that are not needed soon is given back to the system: a whole
-model, or a donor's state, passes through only once.
+supports that, and one in the folder for temporary files, used when the first is full, or holds as
+many bytes that have arrived from others as it may. Both vanish with the last process that has them
+open, even after SIGKILL. Regions are mapped one by one, so the files can grow. Freed regions are
+reused for the same size, once nothing that was borrowed from them is read any more. The memory of
+those that are not needed soon is given back to the system: a whole model, or a donor's state,
+passes through only once.
 
 Space is reserved before it is mapped: writing to a page for which a full file system has no room
 kills a process with SIGBUS.
@@ -20,6 +21,7 @@ from bisect import bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import IO, Any
 
@@ -59,21 +61,28 @@ class SharedMemory:
     Args:
         folders: the folders for its files, in order of preference; by default memory, and the
             folder for temporary files (``TMPDIR``).
+        arrived_max: how many bytes that have arrived may be in the first; further ones lie in the
+            second, from where the system takes their memory back. None for no limit.
 
     Raises:
         OSError: no file can be created in either.
     """
 
-    def __init__(self, folders: Sequence[Path] | None = None) -> None:
+    def __init__(
+        self, folders: Sequence[Path] | None = None, arrived_max: float | None = None
+    ) -> None:
+        self._arrived_max = inf if arrived_max is None else arrived_max
+        self._arrived: dict[int, int] = {}
+        """The sizes of regions in the first file for what has arrived, by offset."""
         self._folders = folders or (MEMORY_FOLDER, Path(tempfile.gettempdir()))
         self._files = [_open(folder) for folder in self._folders]
         if not any(self._files):
             raise self._no_room(0)
         self._ends = [0 for _ in self._files]
-        self._free: dict[int, list[Region]] = {}
-        """By size; the one that was freed last is the last."""
-        self._given_back: dict[int, list[Region]] = {}
-        """By size, free regions without memory."""
+        self._free: dict[tuple[int, int], list[Region]] = {}
+        """By file and size; the one that was freed last is the last."""
+        self._given_back: dict[tuple[int, int], list[Region]] = {}
+        """The same of free regions without memory."""
         self._by_address: dict[int, Region] = {}
         self._addresses: list[int] = []
         """Where regions begin, in ascending order."""
@@ -87,34 +96,46 @@ class SharedMemory:
         """The descriptors that a worker inherits; -1 for a file that does not exist."""
         return tuple(-1 if file is None or file.closed else file.fileno() for file in self._files)
 
-    def allocate(self, nbytes: int) -> Region:
+    def allocate(self, nbytes: int, *, arrived: bool = False) -> Region:
         """A region of ``nbytes`` with arbitrary contents.
+
+        Args:
+            nbytes: its size.
+            arrived: whether it is for bytes from another actor, of which there may be many.
 
         Raises:
             OSError: there is no room; says what helps.
         """
-        region = self._allocated(nbytes, len(self._files))
+        region = self._allocated(nbytes, range(len(self._files)), arrived=arrived)
         if region is None:
             raise self._no_room(nbytes)
         return region
 
-    def _allocated(self, nbytes: int, files: int) -> Region | None:
-        """A region that was freed, or a new one in one of the first files; None without room."""
+    def _allocated(
+        self, nbytes: int, files: Sequence[int], *, arrived: bool = False
+    ) -> Region | None:
+        """A region that was freed, or a new one, in one of these files; None without room."""
         self._take_back()
-        pool = self._free.get(nbytes)
+        if arrived and sum(self._arrived.values()) + nbytes > self._arrived_max:
+            files = sorted(range(len(self._files)), reverse=True)
+        region = next(filter(None, (self._in_file(index, nbytes) for index in files)), None)
+        if region is not None and arrived and region.offset < FILE_OFFSETS:
+            self._arrived[region.offset] = nbytes
+        return region
+
+    def _in_file(self, index: int, nbytes: int) -> Region | None:
+        pool = self._free.get((index, nbytes))
         if pool:
             return pool.pop()
-        for region in self._given_back.get(nbytes, ()):
+        for region in self._given_back.get((index, nbytes), ()):
             if self._take_again(region):
                 return region
-        for index in range(files):
-            region = self._reserve(index, nbytes)
-            if region is not None:
-                address = _address(region.data)
-                self._by_address[address] = region
-                insort(self._addresses, address)
-                return region
-        return None
+        region = self._reserve(index, nbytes)
+        if region is not None:
+            address = _address(region.data)
+            self._by_address[address] = region
+            insort(self._addresses, address)
+        return region
 
     def _reserve(self, index: int, nbytes: int) -> Region | None:
         """A region in one file; None if the file system is full."""
@@ -143,7 +164,7 @@ class SharedMemory:
             if error.errno not in NO_ROOM:
                 raise
             return False
-        self._given_back[nbytes].remove(region)
+        self._given_back[index, nbytes].remove(region)
         return True
 
     def _no_room(self, nbytes: int) -> OSError:
@@ -160,12 +181,19 @@ class SharedMemory:
     def array(self, nbytes: int) -> Bytes:
         """Bytes in memory that others may read, which is reused once nothing refers to them; in
         memory of this process if there is no room."""
-        region = self._allocated(_rounded(nbytes), files=1)
+        region = self._allocated(_rounded(nbytes), files=(0,))
         if region is None:
             return np.empty(nbytes, np.uint8)
         data = self._lent(region, 0, nbytes)
         self.free(region)
         return data
+
+    def rest(self, data: Bytes) -> None:
+        """Say that a region will be read later: what lies in the second file need not stay in
+        memory."""
+        region = self.find(data)
+        if region is not None and region.offset >= FILE_OFFSETS:
+            _mapping(region).madvise(mmap.MADV_DONTNEED)  # The file keeps what was written.
 
     def place_of(self, part: Frame) -> tuple[int, int] | None:
         """The number of the file and the offset in it of bytes that lie in one region; None if
@@ -218,11 +246,12 @@ class SharedMemory:
             self._reuse(region)
 
     def _reuse(self, region: Region) -> None:
-        nbytes = len(region.data)
-        pool = self._free.setdefault(nbytes, [])
+        key = region.offset // FILE_OFFSETS, len(region.data)
+        self._arrived.pop(region.offset, None)
+        pool = self._free.setdefault(key, [])
         pool.append(region)
-        if len(pool) > KEPT_FREE and nbytes >= GIVEN_BACK_BYTES_MIN and _give_back(pool[0]):
-            self._given_back.setdefault(nbytes, []).append(pool.pop(0))
+        if len(pool) > KEPT_FREE and key[1] >= GIVEN_BACK_BYTES_MIN and _give_back(pool[0]):
+            self._given_back.setdefault(key, []).append(pool.pop(0))
 
     def close(self) -> None:
         """Close the files; mappings stay valid as long as their arrays."""
@@ -275,12 +304,15 @@ def _map(fileno: int, offset: int, nbytes: int) -> Bytes:
     return np.frombuffer(mapped, np.uint8, nbytes)
 
 
+def _mapping(region: Region) -> mmap.mmap:
+    view: Any = region.data.base  # A memoryview of the mapping.
+    return view.obj
+
+
 def _give_back(region: Region) -> bool:
     """Give a region's memory back, for all processes that map it; False if that is not possible."""
-    view: Any = region.data.base  # A memoryview of the mapping.
-    mapped: mmap.mmap = view.obj
     try:
-        mapped.madvise(mmap.MADV_REMOVE)
+        _mapping(region).madvise(mmap.MADV_REMOVE)
     except OSError:
         return False  # Not every file system can have holes in a file.
     return True

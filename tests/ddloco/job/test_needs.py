@@ -48,6 +48,14 @@ def test_what_jobs_need(plan, given, each_way, merge, shards):
     assert shards == need.shards
 
 
+def test_contributions_in_memory_may_be_limited(plan):
+    """By the setting, if there are more; few are what they are."""
+    limited = {"transport": {"memory_gb": 2.0}}
+    assert 2 * GB == needs_of(job(64, **limited), plan, step_s=1.0).merge_bytes
+    few = [needs_of(each, plan, step_s=1.0) for each in (job(4, **limited), job(4))]
+    assert few[0] == few[1]
+
+
 def test_snapshots_are_counted_by_their_interval(plan):
     """None without; by seconds, or by steps and their duration."""
     assert 0 == needs_of(job(2), plan, step_s=1.0).snapshot_h

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddloco.stage.arrays.array_table import ArrayTable, HostCopy
-from ddloco.stage.arrays.shared_memory import FILE_OFFSETS, KEPT_FREE, PAGE, ArenaView, SharedMemory
+from ddloco.stage.arrays.shared_memory import (
+    FILE_OFFSETS,
+    KEPT_FREE,
+    MEMORY_FOLDER,
+    PAGE,
+    ArenaView,
+    SharedMemory,
+)
 from transport import Payload
 
 CHILD = """
@@ -343,3 +351,50 @@ def test_an_array_without_room_in_memory_is_of_this_process(small_place, tmp_pat
     assert os.fstat(arena.filenos()[1]).st_size == 0
     arena.close()
     assert arena.filenos() == (-1, -1)
+
+
+def test_only_so_many_bytes_that_arrived_are_in_memory(tmp_path):
+    """Further ones lie in the second file, until some of the others are freed; what is allocated
+    for other purposes does not count."""
+    places = [tmp_path / "memory", tmp_path / "disk"]
+    for place in places:
+        place.mkdir()
+    arena, mib = SharedMemory(places, arrived_max=2.5 * 2**20), 2**20
+    own = arena.allocate(mib)
+    arrived = [arena.allocate(mib, arrived=True) for _ in range(4)]
+    assert [region.offset // FILE_OFFSETS for region in (own, *arrived)] == [0, 0, 0, 1, 1]
+    for number, region in enumerate(arrived):
+        region.data[:] = number
+        arena.rest(region.data)
+    assert [int(region.data.sum()) // mib for region in arrived] == [0, 1, 2, 3]
+    arena.free(arrived[0])
+    assert arena.allocate(mib, arrived=True) is arrived[0]
+    arena.free(arrived[3])
+    assert arena.allocate(mib, arrived=True) is arrived[3], "the memory is full again"
+    assert arena.allocate(mib).offset < FILE_OFFSETS
+    sizes = [os.fstat(number).st_size // mib for number in arena.filenos()]
+    assert sizes == [4, 2]
+    arena.close()
+
+
+def test_what_rests_on_a_disk_takes_no_memory_of_the_process(tmp_path):
+    """64 arrived fragments, of which four fit: the others are no resident memory once they are
+    whole, and every byte is there when it is read."""
+    arena, nbytes = SharedMemory([MEMORY_FOLDER, tmp_path], arrived_max=4 * 2**20), 2**20
+    before, found = resident(), []
+    for number in range(64):
+        region = arena.allocate(nbytes, arrived=True)
+        region.data[:] = number
+        arena.rest(region.data)
+        found.append(region)
+    assert resident() - before < 8 * nbytes
+    for number, region in enumerate(found):
+        assert (region.data == number).all()
+        arena.rest(region.data)
+    assert resident() - before < 8 * nbytes
+    arena.close()
+
+
+def resident():
+    """The resident memory of this process, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
