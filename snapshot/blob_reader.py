@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
 from snapshot.manifest import Entry, Manifest, decode_manifest, decode_piece, file_of, id_of
-from snapshot.packing import memoryview_of
+from snapshot.packing import LENGTH_BYTES, memoryview_of, packed_start
 from snapshot.storage import (
-    CHUNK_BYTES,
     MANIFESTS,
     PARTIAL,
     SUFFIX,
@@ -20,11 +20,16 @@ from snapshot.storage import (
     StorageError,
     blob_name,
     cannot,
-    digest_of,
 )
 
 Progress = Callable[[int], None]
 """Called with the number of bytes read since the last call."""
+
+ALIGNMENT = 64
+"""With it JAX on a CPU takes an array as it is, and does not copy it."""
+
+PART_BYTES = 2**20
+"""Bytes read at a time, and then hashed where they are still in the cache."""
 
 DAMAGED = "is not what was written: its digest differs"
 
@@ -83,12 +88,12 @@ def read_blob(place: Place, digest: str) -> NDArray[np.uint8]:
         SnapshotError: it is missing or damaged; names the file.
         StorageError: it cannot be read.
     """
-    name = blob_name(digest)
+    name, summed = blob_name(digest), blake3()
     try:
-        data = _whole(place, name)
+        data = _whole(place, name, summed.update)
     except FileNotFoundError:
         raise SnapshotError(f"{place.path(name)}: is missing") from None
-    if digest_of([memoryview_of(data)]) != digest:
+    if summed.hexdigest() != digest:
         raise SnapshotError(f"{place.path(name)}: {DAMAGED}")
     return data
 
@@ -120,7 +125,7 @@ def blob_problem(place: Place, digest: str, size: int, progress: Progress) -> st
         if found.size != size:
             return f"{place.path(name)}: has {found.size} bytes, not {size}"
         summed = blake3()
-        room = memoryview(bytearray(CHUNK_BYTES))
+        room = memoryview(bytearray(PART_BYTES))
         with place.open(name) as file:
             while nbytes := file.readinto(room):
                 summed.update(room[:nbytes])
@@ -130,25 +135,32 @@ def blob_problem(place: Place, digest: str, size: int, progress: Progress) -> st
     return None if summed.hexdigest() == digest else f"{place.path(name)}: {DAMAGED}"
 
 
-def _whole(place: Place, name: str) -> NDArray[np.uint8]:
-    """A file's bytes, in memory of which arrays can be views."""
+def _whole(
+    place: Place, name: str, take: Callable[[memoryview], Any] = lambda _: None
+) -> NDArray[np.uint8]:
+    """A file's bytes, in memory of which arrays can be views; ``take`` is given each part of them
+    while it is in the cache."""
     found = place.stat(name)
     if found is None:
         raise FileNotFoundError(name)
-    data = np.empty(found.size, np.uint8)
-    rest = memoryview_of(data)
+    # Longer than the file, so that the arrays in it can begin at a multiple of ``ALIGNMENT``.
+    memory, head = np.empty(found.size + ALIGNMENT, np.uint8), bytearray(LENGTH_BYTES)
     try:
         with place.open(name) as file:
-            while rest:
-                nbytes = file.readinto(rest[:CHUNK_BYTES])
-                if not nbytes:
-                    break
-                rest = rest[nbytes:]
+            filled = min(file.readinto(memoryview(head)) or 0, found.size)
+            start = -(memory.ctypes.data + packed_start(head)) % ALIGNMENT
+            data = memory[start : start + found.size]
+            whole = memoryview_of(data)
+            whole[:filled] = head[:filled]
+            take(whole[:filled])
+            while nbytes := file.readinto(whole[filled : filled + PART_BYTES]):
+                take(whole[filled : filled + nbytes])
+                filled += nbytes
     except (FileNotFoundError, SnapshotError):
         raise
     except Exception as error:  # noqa: BLE001, a store's library may raise anything
         raise _named(place, name, error) from None
-    return data[: found.size - len(rest)]
+    return data[:filled]
 
 
 def _named(place: Place, name: str, error: Exception) -> StorageError | SnapshotError:

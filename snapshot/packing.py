@@ -101,6 +101,11 @@ def memoryview_of(data: NDArray[np.uint8]) -> memoryview:
     return memoryview(cast("Any", data))
 
 
+def packed_start(head: bytes | bytearray) -> int:
+    """Where the arrays begin in bytes from ``pack`` that begin with ``head``."""
+    return LENGTH_BYTES + int.from_bytes(head[:LENGTH_BYTES], "little")
+
+
 def unpack(data: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     """The arrays in bytes from ``pack``, sorted by name, as views of ``data``.
 
@@ -108,10 +113,10 @@ def unpack(data: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
         PackingError: the bytes are not in that format.
     """
     try:
-        length = int.from_bytes(data[:LENGTH_BYTES].tobytes(), "little")
-        start = LENGTH_BYTES + length
+        start = packed_start(data[:LENGTH_BYTES].tobytes())
         if start > len(data):
-            raise PackingError(f"a header of {length} bytes in a file of {len(data)}")
+            said = f"a header of {start - LENGTH_BYTES} bytes in a file of {len(data)}"
+            raise PackingError(said)
         text = data[LENGTH_BYTES:start].tobytes()
         specs = msgspec.json.decode(text, type=dict[str, _Spec])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

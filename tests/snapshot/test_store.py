@@ -54,6 +54,15 @@ def test_arrays_come_back(either, count):
         assert back[name].flags.aligned
 
 
+@pytest.mark.parametrize("name", ["w", "layer/kernel", "x" * 50])
+def test_arrays_lie_where_jax_takes_them_as_they_are(either, name):
+    """At a multiple of 64, however long the header in front of them is."""
+    arrays = {f"{name}{n}": np.full((48, 16), n, np.float32) for n in range(3)}
+    found = either.read_tensors(either.write_tensors(arrays).digest)
+    assert {0} == {array.ctypes.data % 64 for array in found.values()}
+    assert all((found[key] == arrays[key]).all() for key in arrays)
+
+
 @pytest.mark.parametrize("data", [b"", b"x", bytes(11 * 2**20)])
 def test_bytes_come_back(either, data):
     """Any bytes, none at all included; empty ones are a blob like any other."""
