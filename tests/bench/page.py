@@ -10,15 +10,21 @@ BEGINNING = """\
 `make bench` writes this page. Each section is what one benchmark said when it last ran: ratios
 against a floor or a peer in the same run, because these machines are shared and seconds alone mean
 nothing. What is divided by what, and why that is fair, is in the docstring of
-`tests/bench/bench_NAME.py`. An aim that is missed stands beside its figure. A load average above
-0.5 at the beginning means that something else was running.
+`tests/bench/bench_NAME.py`. An aim stands beside its figure; where one is missed, the last
+paragraph says what the time goes to, and what the aim would need. A load average above 0.5 at the
+beginning means that something else was running.
 """
 
 SECTION = re.compile(r"^## (\w+)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 
 
 def section(
-    about: str, lines: Sequence[str], machine: dict[str, Any], date: str, took_s: float
+    about: str,
+    lines: Sequence[str],
+    machine: dict[str, Any],
+    date: str,
+    took_s: float,
+    beyond: str = "",
 ) -> str:
     """A section's text, below its heading.
 
@@ -28,11 +34,13 @@ def section(
         machine: as ``run.machine`` says it, before the benchmark ran.
         date: the day, as 2026-11-22.
         took_s: how long it ran.
+        beyond: what lies between the figures and their aims.
     """
     said = [about.split("\n\n", maxsplit=1)[0].replace("\n", " "), ""]
     said += [f"* {line}" for line in lines]
     where = "{cores} cores of {cpu}, Python {python}, load average {load_average:.2f}"
-    return "\n".join([*said, "", f"{date}, {where.format(**machine)}; took {took_s:.0f} s."])
+    told = [*said, "", f"{date}, {where.format(**machine)}; took {took_s:.0f} s."]
+    return "\n".join([*told, "", beyond] if beyond else told)
 
 
 def updated(page: str, sections: dict[str, str], order: Sequence[str]) -> str:

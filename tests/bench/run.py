@@ -4,7 +4,8 @@
 
 Each benchmark is a module ``bench_NAME`` with ``measure(quick)``, which returns plain figures, and
 ``lines(figures)``, which says them as ratios; its docstring says what is divided by what and why
-that floor is fair. Progress goes to standard error, one line for each result to standard output.
+that floor is fair, and its ``BEYOND``, if there is one, what lies between the figures and their
+aims. Progress goes to standard error, one line for each result to standard output.
 ``--quick`` only shows that everything runs: its figures mean nothing. Run it on a quiet machine.
 """
 
@@ -77,7 +78,8 @@ def main() -> int:
             print(f"{name}: {line}", flush=True)
         if page is not None:
             text = page.read_text() if page.exists() else ""
-            new = section(bench.__doc__ or "", said, before, time.strftime("%Y-%m-%d"), took_s)
+            day, beyond = time.strftime("%Y-%m-%d"), getattr(bench, "BEYOND", "")
+            new = section(bench.__doc__ or "", said, before, day, took_s, beyond)
             page.write_text(updated(text, {name: new}, NAMES))
         say(f"{name} took {took_s:.0f} s")
     if target is not None:

@@ -24,6 +24,12 @@ def test_a_section_says_what_and_where():
     ]
 
 
+def test_what_an_aim_would_need_is_said_last():
+    """As the benchmark has it."""
+    said = section("How fast.\n\nMore.", ["2"], MACHINE, "2026-01-02", 1.0, "The rest is Python.")
+    assert said.splitlines()[-2:] == ["", "The rest is Python."]
+
+
 def test_only_what_ran_is_replaced():
     """Sections keep the order of the benchmarks; a benchmark that is gone leaves the page."""
     page = updated("", {"step": "old step", "merge": "old merge"}, ORDER)
