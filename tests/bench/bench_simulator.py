@@ -31,9 +31,10 @@ from ddloco.workers.simulated.work import leaves_of
 
 BEYOND = """\
 An event of eight learners takes 18 us, all of it the machines' own Python, none of it the \
-heap's. With 1,000 learners nearly two thirds are vector clocks: each learner takes in an entry \
-for each other one with every version, one by one. Its aim would need clocks that share the \
-entries which all learners have; that of eight learners machines that are compiled."""
+heap's. With 1,000 learners half of the time goes to vector clocks: each learner takes in an \
+entry for each other one with every version, 1,000 of them in 0.11 ms. Its aim would need clocks \
+that share the entries which all learners have; that of eight learners machines that are \
+compiled."""
 
 LEARNERS = 8
 CROWD = 1000

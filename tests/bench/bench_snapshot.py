@@ -148,8 +148,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
             f"{1e3 * each['pause_s']:.0f} ms (median of {each['captures']} captures; worst "
             f"{1e3 * each['pause_worst_s']:.0f} ms), {each['pause_ratio']:.1f} times "
             f"(aim 1.5) one copy of its {each['state_mb']:.0f} MB ({1e3 * each['copy_s']:.1f} ms); "
-            f"there after {each['taken_s']:.2f} s, of which {each['ran_s']:.2f} s for the step that "
-            f"ran; the rest is {each['taken_ratio']:.1f} times write and fsync of its "
+            f"there after {each['taken_s']:.2f} s, of which {each['ran_s']:.2f} s for the "
+            f"step that ran; the rest is {each['taken_ratio']:.1f} times write and fsync of its "
             f"{each['bytes_mb']:.0f} MB ({each['write_s']:.2f} s); "
             + (
                 f"further steps {each['step_ratio']:.2f} times as long (median of {each['steps']})"
