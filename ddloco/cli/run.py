@@ -22,7 +22,10 @@ def run(given: argparse.Namespace) -> int:
         return complain(error)
     # With --processes, each process has a server of its own.
     names = () if given.processes else job.names()
-    with started_early([worker_environment(os.environ, job.worker_of(name)) for name in names]):
+    environments = [
+        worker_environment(os.environ, job.worker_of(name), name=name) for name in names
+    ]
+    with started_early(environments):
         from ddloco.cli.run_job import run_loaded  # noqa: PLC0415, see above
 
         return run_loaded(given, job)

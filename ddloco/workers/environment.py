@@ -1,12 +1,14 @@
 """The environment of a worker process: part of its fingerprint, so it is built, not inherited.
 
-Where JAX has a plugin for GPUs, workers get the flags with which arithmetic there is deterministic.
+Where JAX has a plugin for GPUs, workers get the flags with which arithmetic there is deterministic,
+and each learner of one device gets one of the host's.
 """
 
 import importlib.util
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from ddloco.job.config import Worker
 
@@ -30,6 +32,14 @@ refused at its first step."""
 PREALLOCATE, FRACTION = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 """By default JAX takes 75 % of a GPU's memory at its start, so a second worker on it has none."""
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+DEVICES = Path("/dev")
+"""Where Linux has a file for each GPU, such as ``nvidia0``."""
+
+NUMBERED = re.compile(r"-(\d+)(\.\d+)?")
+"""The end of an actor's name, such as ``learner-3`` or, with its incarnation, ``learner-3.1``."""
+
 ENTRY = "env."
 """The prefix of environment variables among a fingerprint's entries."""
 
@@ -46,7 +56,7 @@ RECORDED = frozenset({
     "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE",
     "MKL_NUM_THREADS", "MKL_CBWR", "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS",
     "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS",
-    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
+    VISIBLE, "CUDA_DEVICE_ORDER",
     "TF_CUDNN_DETERMINISTIC", "TF_DETERMINISTIC_OPS", "TF_ENABLE_ONEDNN_OPTS",
 })  # fmt: skip
 """The variables that tapes record and that a replay takes from them: they change arithmetic, or the
@@ -59,7 +69,10 @@ no slash, because several XLA flags name a file or a folder."""
 
 
 def worker_environment(
-    base: Mapping[str, str], worker: Worker, recorded: Mapping[str, str] | None = None
+    base: Mapping[str, str],
+    worker: Worker,
+    recorded: Mapping[str, str] | None = None,
+    name: str = "",
 ) -> dict[str, str]:
     """The variables for a worker: this process's, and the job file's.
 
@@ -67,6 +80,7 @@ def worker_environment(
         base: this process's environment.
         worker: ``[worker]`` of the job file: threads (NPROC) and more.
         recorded: a tape's fingerprint. Its variables take the place of all ``RECORDED`` ones.
+        name: the actor's, also with its incarnation; its number decides which GPU is its own.
     """
     env = dict(base)
     # Behind the others: glibc moves it, and a process finds the place of its title by the first.
@@ -77,13 +91,15 @@ def worker_environment(
         env.update(worker.env)
         if gpu_plugins():
             env[FLAGS] = _with_gpu_flags(env.get(FLAGS, ""))
+            _choose_gpu(env, worker, name)
             _share_gpu(env)
         return env
-    if gpu_plugins():
-        _share_gpu(env)
-    for name in RECORDED - {HASH_SEED}:
-        env.pop(name, None)
+    for known in RECORDED - {HASH_SEED}:
+        env.pop(known, None)
     env.update(_taken(base, worker, recorded))
+    if gpu_plugins():
+        _find_gpu(env)
+        _share_gpu(env)
     return env
 
 
@@ -99,6 +115,29 @@ def _with_gpu_flags(given: str) -> str:
     known = {flag.partition("=")[0] for flag in given.split()}
     missing = [f"{name}={value}" for name, value in GPU_FLAGS.items() if name not in known]
     return " ".join([given, *missing]).strip()
+
+
+def _choose_gpu(env: dict[str, str], worker: Worker, name: str) -> None:
+    """Let an actor of one device see only that one of several GPUs which its number chooses.
+    Otherwise all would take the first."""
+    number = NUMBERED.search(name)
+    if number is None or VISIBLE in worker.env or worker.mesh or worker.processes > 1:
+        return
+    gpus = env[VISIBLE].split(",") if VISIBLE in env else _gpus()
+    if len(gpus) > 1:
+        env[VISIBLE] = gpus[int(number[1]) % len(gpus)]
+
+
+def _find_gpu(env: dict[str, str]) -> None:
+    """Let a replay use another GPU of this host where the one that was used is none of them."""
+    used, gpus = env.get(VISIBLE, ""), _gpus()
+    if gpus and used.isdecimal() and used not in gpus:
+        env[VISIBLE] = gpus[int(used) % len(gpus)]
+
+
+def _gpus() -> list[str]:
+    found = len([each for each in DEVICES.glob("nvidia[0-9]*") if each.name[6:].isdecimal()])
+    return [str(number) for number in range(found)]
 
 
 def _share_gpu(env: dict[str, str]) -> None:

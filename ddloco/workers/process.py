@@ -270,7 +270,7 @@ async def open_worker(
             ``breakpoint()`` opens a debugger; None where it does not.
         rank: rank 0, and where it meets the others.
     """
-    env = worker_environment(os.environ, worker, recorded)
+    env = worker_environment(os.environ, worker, recorded, name)
     ranks = [rank] if rank is not None else local_ranks(worker)
     async with open_fork_server(env) as server:
         shared = arena.filenos()

@@ -3,6 +3,7 @@
 import pytest
 
 from ddloco.job.config import Worker
+from ddloco.workers import environment
 from ddloco.workers.environment import (
     ALLOCATOR,
     ENTRY,
@@ -11,6 +12,7 @@ from ddloco.workers.environment import (
     HASH_SEED,
     PREALLOCATE,
     RECORDED,
+    VISIBLE,
     fingerprinted,
     worker_environment,
 )
@@ -52,13 +54,70 @@ def test_workers_ask_for_huge_pages():
     assert list(BASE) == list(env)[: len(BASE)], "a process finds the place of its title by them"
 
 
+def with_plugin(folder, monkeypatch):
+    """Let JAX seem to have a plugin for GPUs."""
+    (folder / "jax_plugins" / "xla_cuda13").mkdir(parents=True)
+    (folder / "jax_plugins" / "xla_cuda13" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.fixture
+def gpus(tmp_path, monkeypatch):
+    """A function that makes a host with so many GPUs."""
+    with_plugin(tmp_path, monkeypatch)
+
+    def make(count):
+        folder = tmp_path / f"dev{count}"
+        folder.mkdir()
+        for each in ["nvidiactl", "nvidia-uvm", "nvidia0x", *[f"nvidia{n}" for n in range(count)]]:
+            (folder / each).touch()
+        monkeypatch.setattr(environment, "DEVICES", folder)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "worker", "sees"),
+    [
+        ("learner-1.1", {}, Worker(), "1"),
+        ("learner-6", {}, Worker(), "2"),
+        ("learner-5.2", {VISIBLE: "2,3"}, Worker(), "3"),
+        ("learner-5.2", {VISIBLE: "2"}, Worker(), "2"),
+        ("syncer.1", {}, Worker(), None),
+        ("learner-1.1", {}, Worker(mesh={"data": 4}), None),
+        ("learner-1.1", {}, Worker(processes=2), None),
+        ("learner-1.1", {VISIBLE: "3"}, Worker(env={VISIBLE: "0,1"}), "0,1"),
+    ],
+)
+def test_each_learner_of_a_host_has_a_gpu_of_its_own(gpus, name, base, worker, sees):
+    """By its number; unless it uses several, or the job file says which."""
+    gpus(4)
+    assert worker_environment(base, worker, name=name).get(VISIBLE) == sees
+
+
+def test_with_one_gpu_there_is_nothing_to_choose(gpus):
+    """All learners have the same environment, and are forked from one process."""
+    gpus(1)
+    first, second = (worker_environment({}, Worker(), name=f"learner-{n}.1") for n in (0, 1))
+    assert first == second
+    assert VISIBLE not in first
+
+
+@pytest.mark.parametrize(
+    ("count", "used", "sees"),
+    [(4, "3", "3"), (2, "3", "1"), (0, "3", "3"), (2, "GPU-7f", "GPU-7f")],
+)
+def test_a_replay_finds_a_gpu_among_fewer(gpus, count, used, sees):
+    """Which one of a kind it is does not change the arithmetic."""
+    gpus(count)
+    assert worker_environment({}, Worker(), {f"{ENTRY}{VISIBLE}": used})[VISIBLE] == sees
+
+
 def test_arithmetic_on_gpus_is_deterministic_unless_the_user_says_otherwise(tmp_path, monkeypatch):
     """Where JAX has a plugin for GPUs; a replay takes the flags from the tape."""
     base = {"PATH": "/bin"}
     assert FLAGS not in worker_environment(base, Worker())
-    (tmp_path / "jax_plugins" / "xla_cuda13").mkdir(parents=True)
-    (tmp_path / "jax_plugins" / "xla_cuda13" / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
+    with_plugin(tmp_path, monkeypatch)
 
     env = worker_environment(base, Worker())
     assert env[FLAGS] == "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
