@@ -175,7 +175,13 @@ def packages(
 ) -> Iterator[Checked]:
     """Whether the packages that ddloco needs are there, in versions that it knows."""
     found: list[str] = []
-    for said in wanted("ddloco") or ():
+    try:
+        all_of_them = wanted("ddloco") or ()
+    except PackageNotFoundError:
+        said = "ddloco runs from its sources, so which packages it needs is not known here"
+        yield Checked("packages", "warning", said, "install it, such as with pip install .")
+        return
+    for said in all_of_them:
         if "extra" in said:
             continue
         name, least = re.split(r"\s*>=\s*", said.partition(";")[0].strip(), maxsplit=1)

@@ -184,9 +184,11 @@ def _main(arguments: Sequence[str] | None) -> None:
     top = parser()
     given = top.parse_args(arguments)
     if given.version:
-        from importlib.metadata import version  # noqa: PLC0415, so that --help is fast
+        from ddloco.stage.process.code_version import (  # noqa: PLC0415, so that --help is fast
+            own_version,
+        )
 
-        print(f"ddloco {version('ddloco')}")
+        print(f"ddloco {own_version()}")
         sys.exit(0)
     if not hasattr(given, "run"):
         top.print_help()

@@ -2,7 +2,7 @@
 
 import hashlib
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = ("clocks", "ddloco", "replay", "snapshot", "transport")
@@ -12,6 +12,14 @@ ROOMS = "_packages"
 
 NOT_OURS = (ROOMS, "examples")
 """Folders that the wheel adds to ``ddloco``."""
+
+
+def own_version() -> str:
+    """The version of ddloco; ``unknown`` where its sources are run without being installed."""
+    try:
+        return version("ddloco")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 @cache
@@ -32,4 +40,4 @@ def code_version() -> str:
             if package != "ddloco" or within.parts[0] not in NOT_OURS:
                 digest.update(f"{package}/{within.as_posix()}\n".encode())
                 digest.update(path.read_bytes().replace(f"ddloco.{ROOMS}.".encode(), b""))
-    return f"ddloco {version('ddloco')} sources-{digest.hexdigest()[:12]}"
+    return f"ddloco {own_version()} sources-{digest.hexdigest()[:12]}"

@@ -50,6 +50,16 @@ def test_packages_that_are_missing_or_old():
     assert [each.status for each in doctor.packages()] == ["ok"]
 
 
+def test_sources_that_are_not_installed():
+    """What they need is not known; the rest is looked at all the same."""
+
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    (told,) = doctor.packages(missing)
+    assert (told.status, "pip install" in told.remedy) == ("warning", True)
+
+
 def test_arithmetic_that_is_not_compiled():
     """It is no problem, and the way to it is said."""
     found = doctor.arithmetic("merges", compiled=False)

@@ -657,13 +657,13 @@ def a_message_moves_ones_own_entry(patch):
 def the_maximum_is_not_taken(patch):
     def tick(old, self, heard=None, source=""):
         learned = old(self, heard or {}, source)
-        for name in set(heard or ()) & set(self._index) - {self.me}:
-            self._counts[self._index[name]] = heard[name]
+        for name in set(heard or ()) & set(self._counts) - {self.me}:
+            self._counts[name] = heard[name]
         return learned
 
     def since(self, number, reader=None):
         own = self.number - 1 if self.number % 5 == 0 else self.number
-        return {**dict(zip(self._names, self._counts, strict=True)), self.me: own}
+        return {**{name: self._counts[name] for name in self._names}, self.me: own}
 
     wrap(patch, ActorClock, "tick", tick)
     patch.setattr(ActorClock, "since", since)
