@@ -37,7 +37,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEVICES = Path("/dev")
 """Where Linux has a file for each GPU, such as ``nvidia0``."""
 
-NUMBERED = re.compile(r"-(\d+)(\.\d+)?")
+NUMBERED = re.compile(r"-(\d+)(\.\d+)?$")
 """The end of an actor's name, such as ``learner-3`` or, with its incarnation, ``learner-3.1``."""
 
 ENTRY = "env."

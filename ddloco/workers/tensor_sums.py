@@ -2,8 +2,8 @@
 
 On a GPU or a mesh it is a program of its own, so that the step is compiled as it would be without
 it. Sums of whole numbers do not depend on the order in which a device adds them. Tensors of a CPU
-that are not divided are read in place: XLA's reduction of whole numbers takes three to ten times as
-long there.
+that are not divided are read in place: XLA's reduction of whole numbers takes three to five times
+as long there.
 """
 
 from collections.abc import Callable, Sequence

@@ -71,7 +71,7 @@ class TensorSegment(NamedTuple):
     state: bool = False
 
 
-class Readable(Protocol):
+class FragmentBytes(Protocol):
     """Bytes of which ranges within one tensor are read, such as ``Pieces``."""
 
     @property
@@ -89,7 +89,7 @@ class WeightedFragment(NamedTuple):
 
     name: str
     weight: float
-    buffer: Bytes | Readable
+    buffer: Bytes | FragmentBytes
 
 
 class MergeResult(NamedTuple):
@@ -429,7 +429,7 @@ def _view(contribution: WeightedFragment, segment: TensorSegment, block: slice) 
     return contribution.buffer[first:last].view(_VIEWS[segment.dtype])
 
 
-def _is_bytes(buffer: Bytes | Readable) -> bool:
+def _is_bytes(buffer: Bytes | FragmentBytes) -> bool:
     return not isinstance(buffer, np.ndarray) or (buffer.dtype == np.uint8 and buffer.ndim == 1)
 
 

@@ -84,6 +84,7 @@ def gpus(tmp_path, monkeypatch):
         ("learner-5.2", {VISIBLE: "2,3"}, Worker(), "3"),
         ("learner-5.2", {VISIBLE: "2"}, Worker(), "2"),
         ("syncer.1", {}, Worker(), None),
+        ("node-7-b.1", {}, Worker(), None),
         ("learner-1.1", {}, Worker(mesh={"data": 4}), None),
         ("learner-1.1", {}, Worker(processes=2), None),
         ("learner-1.1", {VISIBLE: "3"}, Worker(env={VISIBLE: "0,1"}), "0,1"),
