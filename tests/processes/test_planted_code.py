@@ -262,6 +262,6 @@ def test_nan_in_an_optimizer_state_is_put_down_to_its_learner_and_step(tmp_path)
     said = ddloco(tmp_path, "why", "run", "loss").stdout
     assert re.search(r"the loss of learner-1.1 left its band at inner step 12 .*: nan", said), said
     # If it was ahead, a contribution that stands out had been merged before.
-    assert "most suspect: learner-1.1: " in said
+    assert "most suspect: learner-1.1: " in said, said
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert {"learner-1.1"} == {each["learner"] for each in log if each["event"] == "starts over"}
