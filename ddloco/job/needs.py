@@ -72,13 +72,13 @@ def needs_of(
     """
     learners, round_s = job.job.learners, job.sync.interval * step_s
     up, down = wire_bytes(plan, job.compress.up), wire_bytes(plan, job.compress.down)
-    limit = int(1e9 * job.transport.memory_gb)
+    contributed = learners * max(up)
     merges_h = 3600 * len(plan.fragments) / round_s
     received_s, sent_s = learners * sum(up) / round_s, learners * sum(down) / round_s
     return Needs(
         received_s=received_s,
         sent_s=sent_s,
-        merge_bytes=min(learners * max(up), limit) if limit else learners * max(up),
+        merge_bytes=min(contributed, int(1e9 * job.transport.memory_gb) or contributed),
         shards=max(1, math.ceil(max(received_s, sent_s) / line_bytes_s)),
         tape_h=tape_bytes(
             plan, steps=learners * 3600 / step_s, merges=merges_h, shares=learners * merges_h

@@ -99,15 +99,14 @@ class FragmentCompression:
         for share, payload in given:
             if share.name in anchors:
                 base: F32 = self._arrays.get(anchors[share.name])
-                up = self._settings.up
-                given_bytes = self._layouts.on_demand(p, up, payload.pieces, base)
+                read = self._layouts.on_demand(p, self._settings.up, payload.pieces, base)
             else:
                 flat = self._layouts.flat(p, payload.data)
                 if anchor is not theta:
                     with np.errstate(all="ignore"):
                         flat = theta + (flat - anchor)
-                given_bytes = flat.view(np.uint8)
-            contributions.append(WeightedFragment(share.name, share.weight, given_bytes))
+                read = flat.view(np.uint8)
+            contributions.append(WeightedFragment(share.name, share.weight, read))
         return MergeInputs(contributions, self._layouts.flat_segments(p), theta)
 
     def _held(self, work: MergeFragment, theta: F32) -> F32:

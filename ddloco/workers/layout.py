@@ -166,8 +166,7 @@ class Layouts:
         self, fragment: int, form: Format, data: Bytes | Pieces, base: F32
     ) -> "DecompressedOnDemand":
         """What ``decompressed`` returns, as bytes that are computed where they are read."""
-        rows = [(row, segment) for row, segment in self._rows(fragment, form, data)]
-        return DecompressedOnDemand(rows, form, base)
+        return DecompressedOnDemand(list(self._rows(fragment, form, data)), form, base)
 
     def bytes_of(self, fragment: int, stored: Payload | F32) -> Bytes:
         """The bytes of a global fragment, whether merged here or received from another syncer."""

@@ -117,7 +117,7 @@ class SharedMemory:
         """A region that was freed, or a new one, in one of these files; None without room."""
         self._take_back()
         if arrived and sum(self._arrived.values()) + nbytes > self._arrived_max:
-            files = sorted(range(len(self._files)), reverse=True)
+            files = files[::-1]
         region = next(filter(None, (self._in_file(index, nbytes) for index in files)), None)
         if region is not None and arrived and region.offset < FILE_OFFSETS:
             self._arrived[region.offset] = nbytes
@@ -191,7 +191,7 @@ class SharedMemory:
     def rest(self, data: Bytes) -> None:
         """Say that a region will be read later: what lies in the second file need not stay in
         memory."""
-        region = self.find(data)
+        region = self.find(data) if any(self._ends[1:]) else None
         if region is not None and region.offset >= FILE_OFFSETS:
             _mapping(region).madvise(mmap.MADV_DONTNEED)  # The file keeps what was written.
 

@@ -277,6 +277,7 @@ def test_task_state_is_never_rounded(make_job, form, rounding):
     work = EncodeFragment(1, 0, "host/1", "out", "in/1", "error/0/0", "error/0/1")
     payload, lost = learner.compression.contribution(work)
     read = syncer.layouts.decompressed(0, form, payload.data, base)
+    merged = syncer.layouts.on_demand(0, form, payload.pieces, base)
     believed, difference = syncer.compression.to_send(
         MergeFragment(1, 1, 0, "", "", (), {}, {}, ("a", "b", "c")), values, syncer.payload(base)
     )
@@ -285,5 +286,7 @@ def test_task_state_is_never_rounded(make_job, form, rounding):
     for segment in (each for each in learner.layouts.segments(0) if each.state):
         part = slice(segment.start, segment.stop)
         assert read[part].tobytes() == values[part].tobytes()
+        in_bytes = slice(4 * segment.start, 4 * segment.stop)
+        assert merged[in_bytes].tobytes() == values[part].tobytes()
         assert learner.layouts.flat(0, held.data)[part].tobytes() == values[part].tobytes()
         assert not lost[part].any()
