@@ -61,10 +61,11 @@ class DataTurns(Struct, forbid_unknown_fields=True):
     def hear(self, said: DataShards) -> None:
         """Take the lead's message, to be followed from the next step boundary on.
 
-        One without shards is followed only before the first: a learner never waits for data.
+        One without shards is followed only while there are none: a learner never waits for data,
+        and may be about to begin with those that it was told of.
         """
         newest = self.coming.number if self.coming is not None else self.follows
-        if said.number > newest and (said.places or not self.held):
+        if said.number > newest and (said.places or not self.known):
             self.coming = said
 
     def take_turn(self) -> FromShard:

@@ -77,6 +77,15 @@ def test_a_learner_never_waits_for_data():
     assert steps(turns, 1) == [(0, False)]
 
 
+def test_shards_that_were_told_of_are_not_taken_back_before_the_first_step():
+    """Its parameters may be on their way into the worker, and then it begins."""
+    turns = DataTurns()
+    turns.hear(said(1, (0, 1, 0)))
+    turns.hear(said(2))
+    assert turns.known
+    assert steps(turns, 1) == [(0, True)]
+
+
 def test_a_snapshot_has_the_places_after_the_running_step():
     """Its shard comes first; the worker knows the cursor."""
     turns = DataTurns()
