@@ -68,8 +68,8 @@ def configuration() -> str:
         table = hints[name]
         if name == "task":
             pages.append(TASK)
-        elif name == "learner":
-            pages.append(_table("[learner.NAME]", typing.get_args(table)[1]))
+        elif name in {"learner", "relay"}:
+            pages.append(_table(f"[{name}.NAME]", typing.get_args(table)[1]))
         else:
             pages.append(_table(f"[{name}]", table))
     pages += _launch()

@@ -155,6 +155,26 @@ job JOB.toml:path                 the job file
                                   waits forever (default: 3600)
 @actor
 """, run="syncer"),
+Command("relay", "run the relay of a site on this host", """
+job JOB.toml:path                 the job file
+--dir=folder RUN:path             run folder (default: runs/NAME)
+@overrides
+@continues
+--bind ADDRESS!                   where to listen for the site's learners: tcp://10.0.0.5:5556
+--connect ADDRESS+!               the syncer, tcp://host:5555; or file:PATH, a file with its
+                                  address, which is read whenever it changes; with shards all of
+                                  them, syncer-0 first
+--name -!                         the relay's name: relay-0
+--advertise ADDRESS               where others reach it, for RUN/NAME.address: tcp://host:5556, or
+                                  tcp://host:* with the port that --bind got
+--patience SECONDS:float[600.0]   leave with exit code 75 after so many seconds with no syncer; 0
+                                  waits forever (default: 600)
+@actor
+""", """
+The learners in [relay.NAME] of the job file send their contributions to this relay, and the syncer
+one sum of them; they are started with the addresses of the syncers and then of the relay after
+--connect. If the relay dies, they go on without it, and with the next one that is started in the
+same RUN.""", run="relay"),
 Command("learner", "run one learner of a job on this host", """
 job JOB.toml:path?                the job file; without one the syncer sends it, and the task's
                                   source, which needs --keys or --trust
@@ -163,7 +183,8 @@ job JOB.toml:path?                the job file; without one the syncer sends it,
 @continues
 --connect ADDRESS+!               the syncer, tcp://host:5555; or file:PATH, a file with its
                                   address, which is read whenever it changes; with shards all of
-                                  them, syncer-0 first; or lease:PLACE, which has all of them
+                                  them, syncer-0 first; or lease:PLACE, which has all of them; last
+                                  its relay, if the job file has one for it
 --name -!                         the learner's name: learner-3
 --rank R:int                      of a learner of several processes: which one this is; 0 is the
                                   actor, and takes the options above, the others follow it

@@ -32,7 +32,7 @@ MODULES = {
     "perform": ("perform",),
     "replay": ("replay",),
     "run": ("run",),
-    "serve": ("learner", "syncer"),
+    "serve": ("learner", "relay", "syncer"),
     "simulate": ("simulate",),
     "snapshot": ("snapshot_export", "snapshot_list", "snapshot_take", "snapshot_verify"),
     "tape_export": ("tape_export",),

@@ -1,4 +1,4 @@
-"""The commands ``ddloco syncer`` and ``ddloco learner``: one actor of a job on this host."""
+"""The commands ``ddloco syncer``, ``relay`` and ``learner``: one actor of a job on this host."""
 
 import argparse
 import math
@@ -80,6 +80,24 @@ def syncer(given: argparse.Namespace) -> int:
     return _serve(given, serve)
 
 
+def relay(given: argparse.Namespace) -> int:
+    """``ddloco relay``: run the relay of a site."""
+    given.folder = given.folder or RUNS / given.name
+
+    async def serve(job: Job) -> Finish:
+        check_bind(program_of(job), "--bind", given.bind)
+        if given.advertise:
+            check_advertise("--advertise", given.advertise)
+        if given.name not in job.relay:
+            known = f"has {', '.join(job.relay_names())}" if job.relay else "has no [relay.NAME]"
+            raise ConfigError(f"--name {given.name}: no relay of this job, which {known}")
+        addresses = {given.name: given.bind, **_checked_dials(job, given.name, given.connect)}
+        terms = replace(_terms(given), advertise=given.advertise)
+        return await serve_role(program_of(job), given.name, given.folder, addresses, terms)
+
+    return _serve(given, serve)
+
+
 def learner(given: argparse.Namespace) -> int:
     """``ddloco learner``: run one learner."""
     given.folder = given.folder or RUNS / given.name
@@ -99,15 +117,15 @@ def learner(given: argparse.Namespace) -> int:
         if not first.startswith(LEASE_PLACE):
             addresses = _checked_learner(job, given.name, given.connect)
             return await serve_role(program, given.name, given.folder, addresses, terms)
-        if more:
+        if more and not job.relay_of(given.name):
             raise ConfigError(f"--connect {first}: has the addresses of all syncers; want no more")
-        here = given.folder / LEASE
-        files = [f"file:{address_file(here, each)}" for each in job.syncer_names()]
-        addresses = _checked_learner(job, given.name, files)
+        here, syncers = given.folder / LEASE, job.syncer_names()
+        files = [f"file:{address_file(here, each)}" for each in syncers]
+        addresses = _checked_learner(job, given.name, [*files, *more])
         place = open_place(first.removeprefix(LEASE_PLACE))
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(follow_addresses, place, here, tuple(addresses))
+                nursery.start_soon(follow_addresses, place, here, syncers)
                 finish = await serve_role(program, given.name, given.folder, addresses, terms)
                 nursery.cancel_scope.cancel()
         except ExceptionGroup as group:
@@ -183,22 +201,30 @@ def _checked_shard(job: Job, name: str, connect: str) -> str:
 
 
 def _checked_learner(job: Job, name: str, connect: Sequence[str]) -> dict[str, str]:
-    """Return where the syncers listen, by name.
+    """Return where the syncers and the learner's relay listen, by name.
 
     Raises:
-        ConfigError: the job has no such learner or another number of syncers, or an address is
-            none.
+        ConfigError: the job has no such learner, or as for ``_checked_dials``.
     """
-    for address in connect:
-        check_dial("--connect", address)
-    syncers = job.syncer_names()
-    if len(connect) != len(syncers):
-        names = ", ".join(syncers)
-        raise ConfigError(f"--connect: {len(connect)} addresses for {len(syncers)}: {names}")
     if name not in job.learner_names():
         names = job.learner_names()
         raise ConfigError(f"--name {name}: this job has {names[0]} to {names[-1]}")
-    return dict(zip(syncers, connect, strict=True))
+    return _checked_dials(job, name, connect)
+
+
+def _checked_dials(job: Job, name: str, connect: Sequence[str]) -> dict[str, str]:
+    """Return where those listen that an actor dials, by name.
+
+    Raises:
+        ConfigError: it dials another number of actors, or an address is none.
+    """
+    for address in connect:
+        check_dial("--connect", address)
+    dialled = job.dials(name)
+    if len(connect) != len(dialled):
+        names = ", ".join(dialled)
+        raise ConfigError(f"--connect: {len(connect)} addresses for {len(dialled)}: {names}")
+    return dict(zip(dialled, connect, strict=True))
 
 
 def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from clocks import actor_of
 from ddloco.job.protocol.messages import Contribution
@@ -58,6 +58,7 @@ class MergeAnswer(Struct, frozen=True):
         norm: the norm of its outer gradient; None where it was not measured.
         cosine: its cosine to the sum of the others' outer gradients; None where there were none.
         wait_s: seconds from the launch to its arrival; None if that was before the tape begins.
+        relay: the relay in whose sum it was merged; empty if it came directly.
     """
 
     learner: str
@@ -71,6 +72,7 @@ class MergeAnswer(Struct, frozen=True):
     norm: float | None
     cosine: float | None
     wait_s: float | None
+    relay: str = ""
 
 
 class Absence(Struct, frozen=True):
@@ -356,6 +358,7 @@ def _answer(done: _Open, learner: str, weight: float, event: FragmentMerged) -> 
         norm=found.norm if found else None,
         cosine=found.cosine if found else None,
         wait_s=came.at - done.sync.launched_at if came.at is not None else None,
+        relay="" if said.relay is UNSET else said.relay,
     )
 
 

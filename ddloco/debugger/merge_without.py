@@ -122,6 +122,13 @@ def merge_without(
         if not any(each in {name, actor_of(name)} for name in left_out):
             said = f"has no contribution of {each}; it has those of {', '.join(names)}"
             raise ConfigError(f"--without {each}: merge {t} {said}")
+    summed = {each.learner: each.relay for each in merge.contributions if each.relay}
+    for name in left_out:
+        if name in summed:
+            raise ConfigError(
+                f"--without {name}: merge {t} has it in the sum of {summed[name]}, from which it "
+                f"cannot be taken; use ddloco run --schedule {run.path} --without {actor_of(name)}"
+            )
     if len(left_out) == len(names):
         raise ConfigError(f"--without: merge {t} has no other contributions than {_and(names)}")
     found: list[MergeWithout] = []

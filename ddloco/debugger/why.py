@@ -99,9 +99,11 @@ def _contribution_line(each: MergeAnswer) -> str:
     figures = "" if each.norm is None else f", norm {each.norm:.4g}"
     figures += "" if each.cosine is None else f", cosine {each.cosine:.3f}"
     after = "" if each.wait_s is None else f" {seconds(each.wait_s)} after the launch,"
+    # Of what goes through a relay, the syncer is told when it is sent.
+    came = f"sent to {each.relay}" if each.relay else "arrived"
     return (
         f"{each.learner} with weight {each.weight:.3f}: {each.steps:,} steps and {each.tokens:,} "
-        f"tokens since version {each.base}{figures}; arrived{after} {_at(each.event)}"
+        f"tokens since version {each.base}{figures}; {came}{after} {_at(each.event)}"
     )
 
 

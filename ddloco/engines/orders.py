@@ -41,12 +41,27 @@ def check_order(order: EngineJob) -> None:
     """Refuse what no engine could carry out.
 
     Raises:
-        ConfigError: there are more learners than the job has, or a path has more than one line.
+        ConfigError: there are more learners than the job has, it has relays, or a path has more
+            than one line.
     """
     check_count("--learners", order.learners, order.job)
+    check_relays(order.job)
     for path in (order.file, order.folder, order.here):
         if not str(path).isprintable():
             raise ConfigError(f"{str(path)!a}: want a path of printable characters")
+
+
+def check_relays(job: Job) -> None:
+    """Refuse a job with relays: no engine knows which of its hosts are one site.
+
+    Raises:
+        ConfigError: it has one.
+    """
+    for name in job.relay_names():
+        raise ConfigError(
+            f"relay.{name}: engines place no relays; start its actors with ddloco syncer, ddloco "
+            "relay and ddloco learner, or leave it out"
+        )
 
 
 def check_count(option: str, count: int, job: Job) -> None:

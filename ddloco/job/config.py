@@ -453,6 +453,21 @@ class LearnerTable(Section, frozen=True):
     processes: Processes | None = None
 
 
+class RelayTable(Section, frozen=True):
+    """``[relay.NAME]``: a relay for the learners of one site, such as ``[relay.relay-0]``.
+
+    The relay takes in the contributions of its learners and sends the syncer one sum of them, and
+    it spreads the syncer's fragments: so the bytes between a site and the syncer follow the number
+    of sites, not that of learners. Learners keep a connection to the syncer, over which they report
+    and, while their relay is away, send their contributions as well.
+
+    Attributes:
+        learners: the names of its learners. A learner has one relay or none.
+    """
+
+    learners: Annotated[tuple[str, ...], Meta(min_length=1, max_length=LEARNERS_MAX)]
+
+
 class Slurm(Section, frozen=True):
     """``[launch.slurm]``: what ``ddloco launch --on slurm`` writes for this cluster.
 
@@ -549,6 +564,7 @@ class Job(Section, frozen=True):
     worker: Worker = Worker()
     chaos: Faults = Faults()
     learner: dict[str, LearnerTable] = {}
+    relay: dict[str, RelayTable] = {}
 
     def learner_names(self) -> tuple[str, ...]:
         """``learner-0`` and so on, in order of number."""
@@ -559,9 +575,32 @@ class Job(Section, frozen=True):
         count = self.job.syncers
         return (SYNCER,) if count == 1 else tuple(f"{SYNCER}-{n}" for n in range(count))
 
+    def relay_names(self) -> tuple[str, ...]:
+        """The relays, in order of name."""
+        return tuple(sorted(self.relay))
+
+    def relay_of(self, learner: str) -> str:
+        """The relay of a learner; empty if it has none."""
+        return next(
+            (name for name in self.relay_names() if learner in self.relay[name].learners), ""
+        )
+
     def names(self) -> tuple[str, ...]:
-        """All actors of the job: syncers, then learners."""
-        return (*self.syncer_names(), *self.learner_names())
+        """All actors of the job: syncers, then relays, then learners."""
+        return (*self.syncer_names(), *self.relay_names(), *self.learner_names())
+
+    def listeners(self) -> tuple[str, ...]:
+        """The actors that others dial: syncers, then relays."""
+        return (*self.syncer_names(), *self.relay_names())
+
+    def dials(self, name: str) -> tuple[str, ...]:
+        """The actors that one dials: shards the lead, all others every syncer, and learners their
+        relay, too."""
+        lead, *shards = syncers = self.syncer_names()
+        if name in syncers:
+            return (lead,) if name in shards else ()
+        relay = self.relay_of(name)
+        return (*syncers, relay) if relay else syncers
 
     def syncer_of(self, fragment: int) -> str:
         """The shard that owns a fragment."""
@@ -661,6 +700,8 @@ class Job(Section, frozen=True):
         as they were. A method that sets keys would set what is left out, so it leaves out nothing.
         """
         plain = _without_none(msgspec.to_builtins(self))
+        if not self.relay:
+            del plain["relay"]
         if self.job.method in {*USUAL, LONE}:
             return plain
         if self.compress == Compress():
@@ -703,7 +744,7 @@ def load_job(path: Path, overrides: Sequence[str] = (), chaos: Path | None = Non
     def check(changed: Any, source: str) -> Job:
         if chaos is not None:
             job = convert(_job_only(changed), Job, source)
-            problem = impossible(job.chaos, job.learner_names(), job.syncer_names())
+            problem = impossible(job.chaos, job.learner_names(), job.listeners())
             if problem is not None:
                 raise ConfigError(f"{chaos}: {problem}")
         return job_from(changed, source)
@@ -833,6 +874,7 @@ def _of_one(job: Job) -> Job:
         outer=outer,
         compress=Compress(),
         learner={},
+        relay={},
         chaos=Faults(),
     )
 
@@ -923,7 +965,7 @@ def _contradiction(job: Job) -> str | None:
         return f"job.tokens: a {job.job.method} job ends by job.steps"
     if job.job.tokens is not None and job.inner.schedule is not None:
         return "inner.schedule: follows job.steps; want job.steps in place of job.tokens"
-    problem = _unusable(job) or _of_data_shards(job)
+    problem = _unusable(job) or _of_data_shards(job) or _of_relays(job)
     problem = problem or _other_than_preset(job.outer) or _of_other_optimizer(job.outer)
     if problem is not None:
         return problem
@@ -931,7 +973,7 @@ def _contradiction(job: Job) -> str | None:
     unbound = unbounded(table.keep, wanted=taken.wanted, stay=taken.keep, ships=table.ships)
     if unbound is not None:
         return unbound
-    problem = impossible(job.chaos, names, job.syncer_names())
+    problem = impossible(job.chaos, names, job.listeners())
     if problem is not None:
         return f"chaos.{problem}"
     for name, table in job.learner.items():
@@ -1017,6 +1059,28 @@ def _of_data_shards(job: Job) -> str | None:
     for name, each in job.learner.items():
         if each.shard is not None:
             return f"learner.{name}.shard: with job.shards the leading syncer gives them away"
+    return None
+
+
+def _of_relays(job: Job) -> str | None:
+    """The first setting that does not fit the relays, as text; None if there is none."""
+    if not job.relay:
+        return None
+    if job.job.method != "decoupled-diloco" or job.sync.blocking:
+        return f"relay: learners of a {job.job.method} job wait for each other; want none"
+    if job.outer.merge == "median":
+        return "relay: a median of sums is not one of contributions; want another outer.merge"
+    seen: dict[str, str] = {}
+    for name, table in job.relay.items():
+        if not re.fullmatch(r"relay-[A-Za-z0-9_-]{1,48}", name):
+            return f'relay.{name[:64]}: want a name that begins with "relay-", such as relay-0'
+        for learner in table.learners:
+            if learner not in job.learner_names():
+                names = job.learner_names()
+                return f"relay.{name}: no learner {learner}; this job has {names[0]} to {names[-1]}"
+            if learner in seen:
+                return f"relay.{name}: {learner} has the relay {seen[learner]} already"
+            seen[learner] = name
     return None
 
 

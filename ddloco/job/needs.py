@@ -59,6 +59,12 @@ def wire_bytes(plan: FragmentPlan, form: Any) -> list[int]:
     return [sum(n for _, (n,), _ in compressed_layout(plan, p, form)) for p in count]
 
 
+def lines_of(job: Job) -> int:
+    """How many send the syncers a contribution of each merge: relays, and learners without one."""
+    relayed = sum(len(table.learners) for table in job.relay.values())
+    return job.job.learners - relayed + len(job.relay)
+
+
 def needs_of(
     job: Job, plan: FragmentPlan, *, step_s: float, line_bytes_s: float = SYNCER_BYTES_S
 ) -> Needs:
@@ -71,10 +77,11 @@ def needs_of(
         line_bytes_s: what one syncer carries in each direction, in bytes a second.
     """
     learners, round_s = job.job.learners, job.sync.interval * step_s
+    lines = lines_of(job)
     up, down = wire_bytes(plan, job.compress.up), wire_bytes(plan, job.compress.down)
-    contributed = learners * max(up)
+    contributed = lines * max(up)
     merges_h = 3600 * len(plan.fragments) / round_s
-    received_s, sent_s = learners * sum(up) / round_s, learners * sum(down) / round_s
+    received_s, sent_s = lines * sum(up) / round_s, lines * sum(down) / round_s
     return Needs(
         received_s=received_s,
         sent_s=sent_s,

@@ -10,6 +10,7 @@ from ddloco.job.protocol.work import Asked
 from ddloco.machines.data_parallel.coordinator import Coordinator
 from ddloco.machines.data_parallel.replica import Replica
 from ddloco.machines.learner.machine import Learner
+from ddloco.machines.relay.machine import Relay
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.stage.actors.actor import ActorStates, Machine
 from ddloco.stage.actors.messages import ActorBody
@@ -22,6 +23,8 @@ def machine_for(job: Job, incarnation: str) -> Machine:
         job: the resolved job.
         incarnation: the actor's name with its incarnation number.
     """
+    if actor_of(incarnation) in job.relay:
+        return Relay(job)
     syncs = actor_of(incarnation) in job.syncer_names()
     if job.job.method in DATA_PARALLEL:
         return Coordinator(job) if syncs else Replica(job)

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ddloco.engines.orders import check_count
+from ddloco.engines.orders import check_count, check_relays
 from ddloco.job.config import Job, load_job
 from ddloco.ray.keeper import Errand, JobBoard, Keeper
 from ddloco.stage.files.run_folder import make_folder
@@ -48,11 +48,12 @@ def run(
         overrides: of the job file, such as ``"sync.quorum=2"``.
 
     Raises:
-        ConfigError: the job is invalid, or Ray is not installed.
+        ConfigError: the job is invalid or has relays, or Ray is not installed.
     """
     ray, loaded, path = _ray(), load_job(Path(job), overrides), Path(job)
     count = loaded.job.learners if learners is None else learners
     check_count("learners", count, loaded)
+    check_relays(loaded)
     if not ray.is_initialized():
         ray.init()
     mark = f"{loaded.job.name}-{uuid.uuid4().hex[:8]}"

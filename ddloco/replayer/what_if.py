@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from clocks import actor_of
 from ddloco.job.config import Job, Outer
-from ddloco.job.protocol.work import MergeFragment
+from ddloco.job.protocol.work import MergeFragment, SumContributions
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.files.toml import ConfigError
 
@@ -51,13 +51,16 @@ class WhatIf(Struct, frozen=True):
         Raises:
             ConfigError: a merge would have no contribution with a weight.
         """
-        if not isinstance(work, MergeFragment) or work.t < self.since or not self.without:
+        if not isinstance(work, MergeFragment | SumContributions):
+            return work
+        if work.t < self.since or not self.without:
             return work
         shares = tuple(
             replace(share, weight=0.0) if actor_of(share.name) in self.without else share
             for share in work.shares
         )
-        if not any(share.weight for share in shares):
+        merges = isinstance(work, MergeFragment)
+        if merges and not any(share.weight for share in shares):
             names = ", ".join(dict.fromkeys(actor_of(share.name) for share in work.shares))
             raise ConfigError(
                 f"--without: the merge of global step {work.t} has only contributions of {names}; "

@@ -1,4 +1,4 @@
-"""A job as a program: its roles are syncers and learners.
+"""A job as a program: its roles are syncers, relays and learners.
 
 An actor's worker process is started first and describes the task; its fingerprint is written to the
 tape's header; then the actor starts.
@@ -101,13 +101,13 @@ class JobProgram(Runnable):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Syncers, then learners."""
+        """Syncers, then relays, then learners."""
         return self.job.names()
 
     @property
     def listeners(self) -> tuple[str, ...]:
-        """The syncers."""
-        return self.job.syncer_names()
+        """Syncers and relays."""
+        return self.job.listeners()
 
     @property
     def events(self) -> Any:
@@ -168,11 +168,8 @@ class JobProgram(Runnable):
         )
 
     def dials(self, name: str) -> tuple[str, ...]:
-        """Learners dial all syncers; shards dial the lead."""
-        lead, *shards = syncers = self.job.syncer_names()
-        if name in syncers:
-            return (lead,) if name in shards else ()
-        return syncers
+        """See ``Job.dials``."""
+        return self.job.dials(name)
 
     def curve(self, name: str) -> Curve | None:
         """The keys of an actor."""
@@ -210,7 +207,7 @@ class JobProgram(Runnable):
         goes_on = ["--from", self.snapshot_said] if self.snapshot_said else []
         goes_on += ["--trust"] if self.trust else []
         said = [str(folder / JOB_FILE), "--dir", str(folder), "--join", "--with-parent"]
-        command = "syncer" if name in self.listeners else "learner"
+        command = _command_of(self.job, name)
         named = [] if name == self.lead else ["--name", name]
         return [command, *said, *goes_on, *named]
 
@@ -227,7 +224,7 @@ class JobProgram(Runnable):
 
     def peers_said(self, name: str) -> str:
         """The other kind."""
-        return "learner" if name in self.listeners else "syncer"
+        return "syncer" if _command_of(self.job, name) == "learner" else "learner"
 
     def asked_to_stop(self) -> tuple[str, ...]:
         """The leading syncer, which tells the others."""
@@ -239,7 +236,7 @@ class JobProgram(Runnable):
 
     def is_over(self, running: Sequence[str]) -> bool:
         """Whether no learner is left."""
-        return not set(running) - set(self.listeners)
+        return not set(running) & set(self.job.learner_names())
 
     def failure(self, error: BaseException) -> Finish:
         """Errors of user code and of the machine, and bugs, each in its words."""
@@ -308,7 +305,7 @@ class JobProgram(Runnable):
     def _open_keep(self, hosted: HostedActor) -> FragmentFolder:
         """Where a syncer keeps its merges; learners keep nothing."""
         folder, name = hosted.folder, hosted.name
-        run = run_of(folder, make=True) if name in self.listeners else ""
+        run = run_of(folder, make=True) if name in self.job.syncer_names() else ""
         return FragmentFolder(folder / KEPT / name, self.job.id, run, hosted.confirm)
 
     async def _opened(
@@ -335,7 +332,11 @@ class JobProgram(Runnable):
             arrays=arrays,
             recorder=hosted.recorder(prepared.fingerprint, SEMANTICS, facts, actor.clock.wire),
             admits=admission(
-                executor.plan, executor.state.nbytes, job.compress.up, job.compress.down
+                executor.plan,
+                executor.state.nbytes,
+                job.compress.up,
+                job.compress.down,
+                relays=hosted.name in job.relay,
             ),
             # A learner's fragments arrive where its worker process can see them. A syncer's stay
             # where ZeroMQ received them, because a merge reads them there, unless they may be too
@@ -372,6 +373,13 @@ class JobProgram(Runnable):
             job["tokens"] = self.job.job.tokens
         job["lead"] = self.lead
         return {**job, "quorum": self.job.sync.quorum, "tape_bytes": size}
+
+
+def _command_of(job: Job, name: str) -> str:
+    """The command that runs an actor, which is also the word for what it is."""
+    if name in job.syncer_names():
+        return "syncer"
+    return "relay" if name in job.relay else "learner"
 
 
 async def _attending(hosted: HostedActor, make_ready: Callable[[], Awaitable[rpc.Prepared]]) -> Any:

@@ -153,6 +153,8 @@ def _evidence(node: Node, merge: MergeFragment) -> list[Evidence]:
     theta = node.contents[merge.theta]
     found: list[Evidence] = []
     for share in merge.shares:
+        if share.handle in merge.sums:
+            continue  # Its relay has judged it, among those of its site.
         content = node.contents[share.handle]
         _, base, steps, _ = content.what
         delta = numbers(theta) - contribution(node, merge, share)

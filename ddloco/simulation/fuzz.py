@@ -101,6 +101,10 @@ METHODS, BLOCKING, LATE, FINAL = 28, 29, 32, 34
 kept, and of merges after the last global step."""
 
 
+SITES_EVERY = 11
+"""One of so many seeds is a world whose learners have relays, some of them."""
+
+
 def is_combined(seed: int) -> bool:
     """Whether a world has compression with feedback, shards, snapshots, and syncers and learners
     that die and come back, all at once. Each is rare, and all are nearly never drawn together."""
@@ -146,6 +150,8 @@ def _job(rng: random.Random, seed: int) -> Job:
         plain["job"]["shards"] = learners + more.choice([0, 1, 2, 5, 11])
         plain["elastic"] = {"gone_s": more.choice([0.5, 3.0, 10.0, 60.0])}
     _other_rules(seed, plain)
+    if seed % SITES_EVERY == SITES_EVERY - 1:
+        _sites(seed, plain)
     return job_from(plain, f"hostile world {seed}")
 
 
@@ -173,6 +179,17 @@ def _other_rules(seed: int, plain: dict[str, Any]) -> None:
     if kind in {FINAL, LATE}:
         # What a learner keeps by "blend" may turn its contributions away from those of others.
         sync |= more.choice([{"late": "blend", "band": 0.0}, {"late": "carry"}])
+
+
+def _sites(seed: int, plain: dict[str, Any]) -> None:
+    """Worlds with relays, if their learners do not wait for each other."""
+    if "method" in plain["job"] or plain["sync"].get("blocking"):
+        return
+    rng, sites = random.Random(f"sites {seed}"), dict[str, list[str]]()
+    for n in range(plain["job"]["learners"]):
+        sites.setdefault(f"relay-{rng.randint(0, 2)}", []).append(f"learner-{n}")
+    directly = rng.choice([None, None, "relay-2"])
+    plain["relay"] = {name: {"learners": each} for name, each in sites.items() if name != directly}
 
 
 def _outer(rng: random.Random, seed: int) -> dict[str, Any]:
@@ -307,6 +324,12 @@ def _chaos(rng: random.Random, job: Job, heal_at: float) -> Faults:
             for_s, every_s = more.choice([1.0, 5.0]), more.choice([6.0, 12.0, 25.0])
             storms.append({"what": ["crash"], "who": who, "every_s": every_s, **common})
             storms[-1]["for_s"] = for_s
+    if job.relay:
+        more = random.Random(f"relay storms {job.job.seed}")
+        for_s, every_s = more.choice([0.5, 3.0]), more.choice([4.0, 10.0, 40.0, 1e6])
+        what = more.choice([["crash"], ["stall"], ["crash", "stall"]])
+        storms.append({"what": what, "who": list(job.relay_names()), "every_s": every_s, **common})
+        storms[-1]["for_s"] = for_s
     plain = {"seed": rng.randrange(2**32), "fault": late, "storm": storms}
     return convert(plain, Faults, "drawn faults")
 
@@ -421,8 +444,8 @@ class Healing(InvariantCheck[World, Node]):
         for actor, other in world.nodes.items():
             clear_at = max(self._clear_at.get(actor, 0.0), self._heal_at)
             quiet = [merge for merge in self._merging.merges if merge[0] > clear_at]
-            if actor in world.fragment_memories or len(quiet) < 2 * sync.fragments + 6:
-                continue  # The job ended too early to tell.
+            if actor in world.job.listeners() or len(quiet) < 2 * sync.fragments + 6:
+                continue  # No learner, or the job ended too early to tell.
             averaged = {name for merge in quiet for name in merge[3]}
             done_at = self._learning.steps[other.incarnation]
             steps = [at for at in done_at if clear_at < at < quiet[-1][0]]

@@ -11,6 +11,7 @@ from ddloco.job.protocol.work import (
     EncodeFragment,
     MakeParameters,
     MergeFragment,
+    SumContributions,
 )
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Finish, Work
@@ -41,6 +42,8 @@ class Costs:
                 return self.merge_s + self.merge_each_s * len(shares)
             case AverageGradients():
                 return self.merge_s
+            case SumContributions(shares=shares):
+                return self.merge_s + self.merge_each_s * len(shares)
             case MakeParameters():
                 return self.make_s
             case _:

@@ -6,6 +6,7 @@ from typing import Any
 from clocks import actor_of, number_of
 from ddloco.job.protocol.work import Recovered, RunStep
 from ddloco.machines.learner.machine import Learner
+from ddloco.machines.relay.machine import Relay
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.replayer.invariants.base import InvariantCheck, hold
 from ddloco.simulation.node import Node
@@ -50,9 +51,13 @@ class Bounds(InvariantCheck[World, Node]):
             most = (
                 3 * parts + max(sync.overlap, 1) * (learners + 3) + (parts + 2 * PIECES) * learners
             )
+        elif node.actor_name in world.job.relay:
+            # A version of each fragment, the next one and its difference, a sum; and of learners
+            # what arrived for it and for the next one.
+            most = 4 * parts + (2 * parts + max(sync.overlap, 1)) * learners
         most += _differences(world, node) + len(set(actor.snapshots.holding()))
         hold(len(held) <= most, MEMORY, f"{me} holds {len(held)} arrays, {most} at most")
-        entries = 2 * (learners + len(world.fragment_memories)) + 2
+        entries = 2 * len(world.job.names()) + 2
         hold(len(actor.clock) <= entries, MEMORY, f"{me}: {len(actor.clock)} entries in its clock")
         for peer in actor.links.peers():
             for lane in LANES:
@@ -114,7 +119,7 @@ class Holders(InvariantCheck[World, Node]):
 
     def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
         """Compare the actor's reference counts with what its machine and its links hold."""
-        if not isinstance(node.actor.machine, Syncer | Learner):
+        if not isinstance(node.actor.machine, Syncer | Learner | Relay):
             return
         pending = self._pending[node.incarnation]
         if isinstance(event, WorkResult):
@@ -158,9 +163,9 @@ def holders(actor: Actor) -> int:
         making = [each for each in syncs.values() if each.work]
         total += training.rounds.globals.held()
         total += sum(len(training.rounds.makes(each, compress)) for each in making)
-        return total + sum(
-            len(part.handles()) for sync in syncs.values() for part in sync.parts.values()
-        )
+        return total + sum(len(sync.handles()) for sync in syncs.values())
+    if isinstance(actor.machine, Relay):
+        return total + actor.machine.references()
     running = machine.running
     total += machine.recovery.held() + machine.lending.held()
     total += 2 * len(machine.answers) + len(machine.incoming)

@@ -1,7 +1,8 @@
 """The connections of a simulated world, and the messages in flight on them.
 
-Each syncer is the centre of a star: learners dial every shard, and the other shards dial the first.
-Each dialler has a line; messages wait while no endpoint listens, as in a socket's queue.
+Each syncer is the centre of a star: learners and relays dial every shard, and the other shards dial
+the first. Each relay is the centre of its site's. Each dialler has a line; messages wait while no
+endpoint listens, as in a socket's queue.
 """
 
 import random
@@ -36,7 +37,7 @@ class Switch:
         self.lines: dict[Key, Line] = {}
         """By (incarnation that dials, actor that listens)."""
         self._world = world
-        self._names = world.job.syncer_names()
+        self._names = world.job.listeners()
         self._dialled: dict[str, Node] = {}
         self._parked: dict[str, list[Any]] = {name: [] for name in self._names}
         size = world.plan.total_bytes / len(world.plan.fragments)
@@ -46,9 +47,7 @@ class Switch:
 
     def _listeners(self, actor: str) -> tuple[str, ...]:
         """The actors that an actor dials."""
-        if actor not in self._names:
-            return self._names
-        return () if actor == self._names[0] else self._names[:1]
+        return self._world.job.dials(actor)
 
     def of(self, node: Node) -> list[Line]:
         """The lines of an actor that dials."""

@@ -7,11 +7,20 @@ from collections import Counter
 from typing import Any
 
 import xxhash
+from msgspec import UNSET
 from msgspec.msgpack import Encoder
 
 from ddloco.job.protocol.messages import Contribution
-from ddloco.job.protocol.work import FromShard, MergeFragment, Recovered, RunStep, StepFinished
+from ddloco.job.protocol.work import (
+    FromShard,
+    MergeFragment,
+    Recovered,
+    RunStep,
+    StepFinished,
+    SumContributions,
+)
 from ddloco.machines.learner.machine import Learner
+from ddloco.machines.relay.machine import Relay
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.replayer.invariants.base import Effects, InvariantCheck
@@ -32,9 +41,12 @@ class Contents(InvariantCheck[World, Node]):
 
     def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
         """Check arrays that arrive at a syncer, and the batches that steps skip."""
-        if isinstance(role.actor.machine, Syncer):
+        if isinstance(role.actor.machine, Syncer | Relay):
             if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
                 self._contribution(role, event, event.body)
+            for effect in effects:
+                if isinstance(effect, SumContributions):
+                    self._summed(role, effect)
         elif isinstance(role.actor.machine, Learner):
             if isinstance(event, StepFinished):
                 drawn = int.from_bytes(event.batch, "little")
@@ -48,11 +60,22 @@ class Contents(InvariantCheck[World, Node]):
     def _contribution(self, node: Node, event: MessageArrived[Any], said: Contribution) -> None:
         number = node.actor.number
         what = node.contents[event.handle].what if event.handle else None
+        if said.relay is not UNSET and isinstance(node.actor.machine, Syncer):
+            self.hold(what is None, "token-conservation", f"its relay has it: {said}")
+            return
         told = (said.fragment, said.base, said.steps, said.step)
         by = f"contribution of {event.sender} at event {number}"
         self.hold(what == told, "token-conservation", f"{by} says {told}, its array is {what}")
         counted = said.tokens == said.steps * TOKENS
         self.hold(counted, "token-conservation", f"{by}: {said.tokens}")
+
+    def _summed(self, node: Node, work: SumContributions) -> None:
+        """A relay must sum what the syncer asked for: that of this global step, and no other."""
+        for share in work.shares:
+            p, base, steps, _ = node.contents[share.handle].what
+            told, what = (work.fragment, share.base, share.steps), (p, base, steps)
+            said = f"{node.incarnation} sums {what} as the {told} of {share.name} for {work.t}"
+            self.hold(what == told, "token-conservation", said)
 
     def _data(self, node: Node, run: RunStep) -> None:
         """A learner that returns must continue in its data, and skip only used batches."""

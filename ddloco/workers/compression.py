@@ -12,8 +12,8 @@ import numpy as np
 import xxhash
 
 from ddloco.job.config import Job
-from ddloco.job.protocol.work import EncodeFragment, MergeFragment, Share
-from ddloco.machines.outer.merge import TensorSegment, WeightedFragment
+from ddloco.job.protocol.work import EncodeFragment, MergeFragment, Share, SumContributions
+from ddloco.machines.outer.merge import SummedFragment, TensorSegment, WeightedFragment
 from ddloco.stage.arrays.array_table import F32, ArrayTable, HostCopy
 from ddloco.workers.layout import Layouts
 from transport import Bytes, Payload
@@ -21,7 +21,17 @@ from transport import Bytes, Payload
 
 class MergeInputs(NamedTuple):
     """The contributions of a merge, its tensors in them, and what their changes are measured from:
-    the global fragment as learners hold it, flat float32."""
+    the global fragment as learners hold it, flat float32; and the sums of relays."""
+
+    contributions: list[WeightedFragment]
+    segments: tuple[TensorSegment, ...]
+    anchor: F32
+    sums: list[SummedFragment]
+
+
+class SumInputs(NamedTuple):
+    """The contributions of a relay's sum, its tensors in them, and what their changes are measured
+    from, flat float32."""
 
     contributions: list[WeightedFragment]
     segments: tuple[TensorSegment, ...]
@@ -91,10 +101,12 @@ class FragmentCompression:
         """
         p, anchor = work.fragment, self._held(work, theta)
         anchors = work.differences.anchors if work.differences is not None else {}
-        given: list[tuple[Share, Payload]] = [(s, self._arrays.get(s.handle)) for s in work.shares]
+        alone = [share for share in work.shares if share.handle not in work.sums]
+        given: list[tuple[Share, Payload]] = [(s, self._arrays.get(s.handle)) for s in alone]
+        sums = self._sums(work)
         if not anchors:
             whole = [WeightedFragment(s.name, s.weight, each.pieces) for s, each in given]
-            return MergeInputs(whole, self._layouts.segments(p), anchor)
+            return MergeInputs(whole, self._layouts.segments(p), anchor, sums)
         contributions: list[WeightedFragment] = []
         for share, payload in given:
             if share.name in anchors:
@@ -107,7 +119,46 @@ class FragmentCompression:
                         flat = theta + (flat - anchor)
                 read = flat.view(np.uint8)
             contributions.append(WeightedFragment(share.name, share.weight, read))
-        return MergeInputs(contributions, self._layouts.flat_segments(p), theta)
+        return MergeInputs(contributions, self._layouts.flat_segments(p), theta, sums)
+
+    def _sums(self, work: MergeFragment) -> list[SummedFragment]:
+        """The sums of relays among the inputs of a merge, each in the place of its first name."""
+        found: list[SummedFragment] = []
+        for handle in dict.fromkeys(share.handle for share in work.shares):
+            told = work.sums.get(handle)
+            if told is None:
+                continue
+            shares = [share for share in work.shares if share.handle == handle]
+            payload: Payload = self._arrays.get(handle)
+            read = self._layouts.on_demand(work.fragment, told.form, payload.pieces)
+            names, weights = [s.name for s in shares], [s.weight for s in shares]
+            found.append(SummedFragment(names, weights, read, told.lengths))
+        return found
+
+    def summed(self, work: SumContributions) -> SumInputs:
+        """The inputs of a relay's sum: all changes are measured from the version of its anchor."""
+        p, anchor = work.fragment, self._layouts.flat(work.fragment, self._data(work.anchor))
+        given: list[tuple[Share, Payload]] = [(s, self._arrays.get(s.handle)) for s in work.shares]
+        if not work.differences:
+            whole = [WeightedFragment(s.name, s.weight, each.pieces) for s, each in given]
+            return SumInputs(whole, self._layouts.segments(p), anchor)
+        contributions: list[WeightedFragment] = []
+        for share, payload in given:
+            if share.name in work.differences:
+                read = self._layouts.on_demand(p, self._settings.up, payload.pieces, anchor)
+            else:
+                read = self._layouts.flat(p, payload.data).view(np.uint8)
+            contributions.append(WeightedFragment(share.name, share.weight, read))
+        return SumInputs(contributions, self._layouts.flat_segments(p), anchor)
+
+    def sum_payload(self, work: SumContributions, directions: F32) -> Payload:
+        """A relay's sum as it is sent, in the format of contributions."""
+        p, seed = work.fragment, self._noise(work.out, work.fragment)
+        return self._layouts.compressed(p, self._settings.up, directions, None, noise_seed=seed)
+
+    def _data(self, handle: str) -> Bytes:
+        payload: Payload = self._arrays.get(handle)
+        return payload.data
 
     def _held(self, work: MergeFragment, theta: F32) -> F32:
         """What learners hold of ``theta``, flat: as it was rounded for the wire, or what compressed

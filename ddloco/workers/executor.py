@@ -20,6 +20,7 @@ from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.work import (
     TENSOR_DIGEST_BYTES,
     AverageGradients,
+    ContributionsSummed,
     DecodeFragment,
     Differentiate,
     EncodeFragment,
@@ -39,11 +40,13 @@ from ddloco.job.protocol.work import (
     RunStep,
     SaveModel,
     StepFinished,
+    SumContributions,
 )
 from ddloco.machines.outer.merge import merge_fragment
 from ddloco.machines.outer.optimizers.optimizer import state_digest
 from ddloco.machines.outer.optimizers.table import usual_direction, zero_state
 from ddloco.machines.outer.outlier_test import OutlierTest
+from ddloco.machines.outer.sums import sum_contributions
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import WorkFailed, WorkResult
@@ -398,7 +401,7 @@ class WorkExecutor(Doer):
         state = self._arrays.get(work.state) if work.state else zero_state(outer, theta)
         if outer != self._job.outer:
             compression = compression.with_layouts(Layouts(self.plan, outer))
-        contributions, segments, anchor = compression.merged(work, theta)
+        contributions, segments, anchor, sums = compression.merged(work, theta)
         tested = work.band and not all(segment.state for segment in segments)
         usual = usual_direction(outer, state)
         outlier_test = OutlierTest(work, theta, usual, segments, anchor) if tested else None
@@ -413,7 +416,9 @@ class WorkExecutor(Doer):
             adopt=work.adopt,
             kernel=merge_kernel(),
             out=out[0],
+            sums=sums,
         )
+        measured = outlier_test.measured if outlier_test is not None else ()
         payload = self.layouts.sent(work.fragment, result.theta, out[1])
         made: list[Stored] = [result.theta, result.state, payload]
         sent: tuple[Payload, ...] = ()
@@ -429,7 +434,7 @@ class WorkExecutor(Doer):
             xxhash.xxh3_128_digest(result.theta.data),
             state_digest(result.state),
             payload.digest,
-            outlier_test.measured if outlier_test is not None else (),
+            (*measured, *(each for told in work.sums.values() for each in told.measured)),
             outlier_test.moved(result.theta) if outlier_test is not None else 0.0,
             *(each.digest for each in sent),
             tensors=tensor_digests(payload),
@@ -443,6 +448,23 @@ class WorkExecutor(Doer):
             kept = Kept(work.fragment, work.t, spent, work.batches, digest, tokens)
             stored = StoredFragment(kept, result.theta, result.state)
         return merged, made, stored
+
+    @does(SumContributions)
+    async def _sum_contributions(self, work: SumContributions) -> ContributionsSummed:
+        return await _in_thread(partial(self._sum, work))
+
+    def _sum(self, work: SumContributions) -> ContributionsSummed:
+        contributions, segments, anchor = self.compression.summed(work)
+        tested = work.band and not all(segment.state for segment in segments)
+        outlier_test = OutlierTest(work, anchor, None, segments) if tested else None
+        found = sum_contributions(
+            anchor, contributions, segments, outlier_test=outlier_test, kernel=merge_kernel()
+        )
+        payload = self.compression.sum_payload(work, found.directions)
+        self._arrays.put(work.out, payload)
+        measured = outlier_test.measured if outlier_test is not None else ()
+        summed = found.accepted, found.refused, found.lengths
+        return ContributionsSummed(work.work, *summed, payload.digest, measured)
 
     def _put(self, found: StoredFragment) -> None:
         """Store a merge on disk; with ``tape.on_error`` other than "stop" continue if that fails.

@@ -100,7 +100,7 @@ class Layouts:
         fragment: int,
         form: Format,
         values: Bytes | F32,
-        base: Bytes | F32,
+        base: Bytes | F32 | None,
         *,
         error: F32 | None = None,
         lost: F32 | None = None,
@@ -112,7 +112,7 @@ class Layouts:
             fragment: its number.
             form: the format.
             values: the new version, as bytes or flat.
-            base: the version before, as bytes or flat.
+            base: the version before, as bytes or flat; None if the values are the difference.
             error: what earlier compressions lost, flat.
             lost: filled with what this compression loses, flat.
             noise_seed: of stochastic rounding.
@@ -130,7 +130,7 @@ class Layouts:
                 _tensor(segment, values),
                 form,
                 out,
-                base=_tensor(segment, base),
+                base=None if base is None else _tensor(segment, base),
                 error=None if error is None else error[part],
                 noise_seed=None if noise_seed is None else noise_seed + number,
                 lost=None if lost is None else lost[part],
@@ -163,10 +163,12 @@ class Layouts:
             at += aligned(size)
 
     def on_demand(
-        self, fragment: int, form: Format, data: Bytes | Pieces, base: F32
+        self, fragment: int, form: Format, data: Bytes | Pieces, base: F32 | None = None
     ) -> "DecompressedOnDemand":
-        """What ``decompressed`` returns, as bytes that are computed where they are read."""
-        return DecompressedOnDemand(list(self._rows(fragment, form, data)), form, base)
+        """What ``decompressed`` returns, as bytes that are computed where they are read; the
+        difference itself if there is no base."""
+        rows, elements = list(self._rows(fragment, form, data)), self.segments(fragment)[-1].stop
+        return DecompressedOnDemand(rows, form, elements, base)
 
     def bytes_of(self, fragment: int, stored: Payload | F32) -> Bytes:
         """The bytes of a global fragment, whether merged here or received from another syncer."""
@@ -181,13 +183,18 @@ class DecompressedOnDemand:
     Args:
         rows: the compressed differences of each tensor that has elements, and where it lies.
         form: their format.
-        base: what they are differences to, flat float32.
+        elements: of the fragment.
+        base: what they are differences to, flat float32; None if they are to be read themselves.
     """
 
     def __init__(
-        self, rows: Sequence[tuple[Bytes, TensorSegment]], form: Format, base: F32
+        self,
+        rows: Sequence[tuple[Bytes, TensorSegment]],
+        form: Format,
+        elements: int,
+        base: F32 | None,
     ) -> None:
-        self.size = 4 * base.size
+        self.size = 4 * elements
         """All bytes."""
         self._rows, self._base = rows, base
         self._form: Format = form
@@ -201,7 +208,9 @@ class DecompressedOnDemand:
             return row[4 * start : 4 * stop]
         part, first, last = encoded_part(row, self._form, segment.stop - segment.start, start, stop)
         out = np.empty(last - first, np.float32)
-        base = self._base[segment.start + first : segment.start + last]
+        base = self._base
+        if base is not None:
+            base = base[segment.start + first : segment.start + last]
         quantizer().decode(part, self._form, out, base=base)
         return out[start - first : stop - first].view(np.uint8)
 

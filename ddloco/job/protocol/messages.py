@@ -18,6 +18,11 @@ Versions = Annotated[
 ]
 
 
+Names = Annotated[tuple[Name, ...], Meta(max_length=4096)]
+
+Finite = Annotated[float, Meta(ge=0.0, le=1e38)]
+"""A number of messages that is neither negative, nor infinite, nor NaN."""
+
 CURSOR_BYTES_MAX = 4096
 """A cursor is part of every report, so it is no larger than a report of many fragments. A stream
 with a larger state is drawn again from its beginning when a learner returns."""
@@ -58,6 +63,15 @@ def within_budget(places: Iterable[DataPlace]) -> tuple[DataPlace, ...]:
         left -= len(each.cursor)
         found.append(each if left >= 0 else replace(each, cursor=b""))
     return tuple(found)
+
+
+class Measured(Struct, frozen=True, array_like=True):
+    """A finite contribution: the norm of theta - contribution, and its cosine to the sum of the
+    others' directions; None if there are no others, or it is not comparable."""
+
+    name: str
+    norm: float
+    cosine: float | None
 
 
 class LastStep(Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,18 +125,21 @@ class Progress(Body, frozen=True, omit_defaults=True):
 
 class Pull(Body, frozen=True):
     """The syncer requests a fragment for the sync of global step ``t``. With ``whole`` the answer
-    must not be compressed, because the syncer lacks the version that the learner trained from."""
+    must not be compressed, because the syncer lacks the version that the learner trained from. With
+    ``relay`` the payload goes to this relay, if the learner is linked to it."""
 
     t: Count
     fragment: Count
     whole: bool | UnsetType = UNSET
+    relay: Name | UnsetType = UNSET
 
 
 class Contribution(Body, frozen=True):
     """The answer to a pull: the fragment as it was after ``step``, as payload, in wire dtype.
 
     ``base`` is the version that it was trained from; ``steps`` and ``tokens`` count since then.
-    With ``form`` the payload is the compressed difference to that version.
+    With ``form`` the payload is the compressed difference to that version. With ``relay`` the
+    message is sent twice: to this relay, with its payload, and to the syncer without.
     """
 
     t: Count
@@ -132,6 +149,7 @@ class Contribution(Body, frozen=True):
     steps: Count
     tokens: Count
     form: Format | UnsetType = UNSET
+    relay: Name | UnsetType = UNSET
 
 
 class GlobalFragment(Body, frozen=True):
@@ -141,6 +159,8 @@ class GlobalFragment(Body, frozen=True):
     contribution was rejected. With ``form`` the payload is the compressed difference to version
     ``base``. With error feedback ``spent`` is the base version of the learner's last contribution
     to it that was merged, -1 for none.
+
+    A relay sends it on to the learners in ``to``; ``spents`` are theirs, in the same order.
     """
 
     fragment: Count
@@ -149,6 +169,69 @@ class GlobalFragment(Body, frozen=True):
     form: Format | UnsetType = UNSET
     base: Count | UnsetType = UNSET
     spent: Annotated[int, Meta(ge=-1)] | UnsetType = UNSET
+    to: Names | UnsetType = UNSET
+    spents: Versions | UnsetType = UNSET
+
+
+class WantedShare(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A contribution that a relay is to sum: whose it is, and what ``work.Share`` says of it."""
+
+    name: Name
+    weight: Finite
+    base: Count
+    steps: Count
+    usual: Finite
+    moved: Annotated[float, Meta(ge=0.0)]
+
+
+class SumWanted(Body, frozen=True):
+    """The syncer asks a relay for the sum of these contributions to the sync of global step ``t``,
+    measured from ``version`` of the fragment. After ``within_s`` seconds the relay leaves out those
+    that have not arrived. ``band`` and ``cosine`` are those of ``work.MergeFragment``."""
+
+    t: Count
+    fragment: Count
+    version: Count
+    shares: Annotated[tuple[WantedShare, ...], Meta(max_length=4096)]
+    within_s: Finite
+    band: Finite = 0.0
+    cosine: float | None = None
+
+
+class ContributionSum(Body, frozen=True):
+    """A relay's answer to ``SumWanted``: for each tensor the weighted mean of the directions of the
+    contributions in ``names``, as payload in ``form`` (see ``outer.sums``), and of their
+    ``lengths``. Without names there is no payload. ``refused`` and ``measured`` are as in
+    ``work.FragmentMerged``; ``missing`` has likewise what did not reach the relay, or what it could
+    not read.
+    """
+
+    t: Count
+    fragment: Count
+    names: Names
+    lengths: Annotated[tuple[Finite, ...], Meta(max_length=65_536)] = ()
+    refused: Annotated[tuple[tuple[Name, Reason], ...], Meta(max_length=4096)] = ()
+    measured: Annotated[tuple[Measured, ...], Meta(max_length=4096)] = ()
+    form: Format = "float32"
+    missing: Annotated[tuple[tuple[Name, Reason], ...], Meta(max_length=4096)] = ()
+
+
+class Spread(Body, frozen=True):
+    """The syncer asks a relay to send the learner ``to`` fragments that the relay holds: of these
+    numbers, in these versions or newer ones. ``spents`` are as in ``GlobalFragment``."""
+
+    to: Name
+    fragments: Counts
+    versions: Versions
+    spents: Versions | UnsetType = UNSET
+
+
+class RelayReport(Body, frozen=True):
+    """A relay's report to a syncer: per fragment the version that it holds, -1 for none, and its
+    linked learners, each with a number that is another one after each time that it was lost."""
+
+    versions: Versions
+    learners: dict[Name, Count]
 
 
 class Roster(Body, frozen=True):
@@ -247,6 +330,10 @@ JobBody = (
     | StateRefused
     | Close
     | ShardReport
+    | SumWanted
+    | ContributionSum
+    | Spread
+    | RelayReport
     | Stop
 )
 """The union of all messages in a job; the codec is made for it."""

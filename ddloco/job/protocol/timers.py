@@ -15,7 +15,11 @@ class LeaveDeadline(Timer, frozen=True):
     """A learner that leaves waits no longer for its running step."""
 
 
-LearnerTimer = ReportDue | CopyUnused | LeaveDeadline
+class RelayLook(Timer, frozen=True):
+    """A learner sends its relay a sign of life, by which it notices a restart of the relay."""
+
+
+LearnerTimer = ReportDue | CopyUnused | LeaveDeadline | RelayLook
 
 
 class LaunchDue(Timer, frozen=True):
@@ -54,6 +58,12 @@ class ShardReportDue(Timer, frozen=True):
     """A shard reports to the lead again."""
 
 
+class SumsDeadline(Timer, frozen=True):
+    """Wait no longer for the relays' sums for the sync of global step ``t``."""
+
+    t: int
+
+
 class ShardsDeadline(Timer, frozen=True):
     """The lead waits no longer for the other shards."""
 
@@ -65,6 +75,7 @@ class ShutdownDeadline(Timer, frozen=True):
 SyncerTimer = (
     LaunchDue
     | PullDeadline
+    | SumsDeadline
     | DonorDeadline
     | DataLook
     | StandstillDue
@@ -86,5 +97,18 @@ class PauseOver(Timer, frozen=True):
 
 CoordinatorTimer = ProbeDue | PauseOver | ShutdownDeadline
 
-JobTimer = LearnerTimer | SyncerTimer | CoordinatorTimer
+
+class RelayReportDue(Timer, frozen=True):
+    """A relay reports to the syncers again."""
+
+
+class SumDeadline(Timer, frozen=True):
+    """A relay waits no longer for the contributions to its next sum of a fragment."""
+
+    fragment: int
+
+
+RelayTimer = RelayReportDue | SumDeadline
+
+JobTimer = LearnerTimer | SyncerTimer | CoordinatorTimer | RelayTimer
 """The timers that the machines of a job set."""

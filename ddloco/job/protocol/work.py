@@ -15,7 +15,9 @@ from typing import Union
 
 from msgspec import Struct
 
+from ddloco.job.protocol.compression import Format
 from ddloco.job.protocol.fragment_plan import Leaf
+from ddloco.job.protocol.messages import Measured
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import WorkResult
 from ddloco.stage.actors.work_handles import Made, Read
@@ -68,6 +70,16 @@ class Differences(Struct, frozen=True, array_like=True):
     anchors: dict[str, Read]
     held: Read = ""
     out: tuple[Made, ...] = ()
+
+
+class ShareSum(Struct, frozen=True, array_like=True):
+    """A relay's sum of the shares with one handle: for each tensor of the fragment the weighted
+    mean of their lengths. The payload has that of their directions, in ``form``; ``measured`` is
+    what the relay has measured."""
+
+    lengths: tuple[float, ...]
+    form: Format = "float32"
+    measured: tuple[Measured, ...] = ()
 
 
 class Kept(Struct, frozen=True, array_like=True):
@@ -304,15 +316,6 @@ class MergeTokens(Struct, frozen=True, array_like=True):
         return self.before + sum(self.shares[name] for name in accepted)
 
 
-class Measured(Struct, frozen=True, array_like=True):
-    """A finite contribution: the norm of theta - contribution, and its cosine to the sum of the
-    others' directions; None if there are no others, or it is not comparable."""
-
-    name: str
-    norm: float
-    cosine: float | None
-
-
 class FragmentMerged(WorkResult, frozen=True):
     """A merge is done. ``accepted`` and ``weights`` (normalised) are parallel, in the order of
     summation; ``refused`` holds (learner, reason); the digests are of the new arrays, ``state`` of
@@ -348,8 +351,8 @@ class MergeFragment(Work, frozen=True):
     from a version that this syncer has lost: their weighted average replaces ``theta``, and the
     state restarts at zero.
 
-    ``tokens`` are counted where a job ends by them. Do not add a field: with more than 15, msgpack
-    writes a longer head for all merges, and the digests of their effects on tapes change.
+    ``tokens`` are counted where a job ends by them. ``sums`` says, by handle, which shares' payload
+    is a relay's sum.
     """
 
     result = FragmentMerged
@@ -367,6 +370,39 @@ class MergeFragment(Work, frozen=True):
     adopt: bool = False
     differences: Differences | None = None
     tokens: MergeTokens | None = None
+    sums: dict[str, ShareSum] = {}
+
+
+class ContributionsSummed(WorkResult, frozen=True):
+    """A relay's sum is ready to be sent. ``accepted``, ``refused`` and ``measured`` are as in
+    ``FragmentMerged``, ``lengths`` as in ``ShareSum``; ``digest`` is the payload's. Nothing was
+    stored if nothing is accepted."""
+
+    accepted: tuple[str, ...]
+    refused: tuple[tuple[str, str], ...]
+    lengths: tuple[float, ...]
+    digest: bytes
+    measured: tuple[Measured, ...] = ()
+
+
+class SumContributions(Work, frozen=True):
+    """Sum the contributions of a relay's learners for a merge; see ``outer.sums``.
+
+    ``anchor`` is the version of the fragment from which changes are measured; the contributions of
+    learners in ``differences`` are compressed differences to it. ``band`` and ``cosine`` are those
+    of ``MergeFragment``.
+    """
+
+    result = ContributionsSummed
+
+    t: int
+    fragment: int
+    anchor: Read
+    shares: tuple[Share, ...]
+    out: Made
+    differences: tuple[str, ...] = ()
+    band: float = 0.0
+    cosine: float | None = None
 
 
 class Differentiate(Work, frozen=True):
@@ -434,6 +470,7 @@ KINDS: tuple[type[Work], ...] = (
     EncodeFragment,
     DecodeFragment,
     MergeFragment,
+    SumContributions,
     Differentiate,
     AverageGradients,
     Evaluate,

@@ -32,7 +32,7 @@ from ddloco.job.protocol.messages import (
 )
 from ddloco.job.protocol.status import LearnerStatus
 from ddloco.job.protocol.time_spent import TimeSpent, of_step
-from ddloco.job.protocol.timers import CopyUnused, LeaveDeadline, ReportDue
+from ddloco.job.protocol.timers import CopyUnused, LeaveDeadline, RelayLook, ReportDue
 from ddloco.job.protocol.work import (
     EncodeFragment,
     FragmentDecoded,
@@ -54,6 +54,7 @@ from ddloco.machines.learner.lockstep import Lockstep, Stand
 from ddloco.machines.learner.state_donor import StateDonor
 from ddloco.machines.learner.state_recovery import StateRecovery
 from ddloco.machines.syncer.estimates import Recent
+from ddloco.machines.syncer.shards import REPORT_S
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.actor import OwnMachine
 from ddloco.stage.actors.effects import Finish, Observe, Status
@@ -92,12 +93,14 @@ at most five seconds later, which is before any container engine kills it."""
 
 
 class Answer(Struct, forbid_unknown_fields=True):
-    """A pull that is being answered, with the counters of the host copy that is encoded."""
+    """A pull that is being answered, with the counters of the host copy that is encoded. The
+    payload goes to ``relay``, if there is one."""
 
     peer: str
     body: Contribution
     source: str
     out: str
+    relay: str = ""
 
 
 class Running(Struct, forbid_unknown_fields=True):
@@ -140,6 +143,8 @@ class Learner(OwnMachine):
         late: what it contributed last, with ``sync.late`` "carry".
         linked: the syncers, each with whether it is linked; the first one leads. Empty before the
             start.
+        relay: the relay of its site; empty if it has none.
+        relayed: whether that is linked.
         stopping: why it stops; None if it does not.
         leaving: it stops because its process must exit, and will be started again.
         first: this is the actor's first incarnation, so that no batch of its shard is used.
@@ -174,6 +179,8 @@ class Learner(OwnMachine):
     lockstep: Lockstep | None = None
     late: LateSteps = field(default_factory=LateSteps)
     linked: dict[str, bool] = {}
+    relay: str = ""
+    relayed: bool = False
     stopping: str | None = None
     leaving: bool = False
     first: bool = True
@@ -226,6 +233,10 @@ class Learner(OwnMachine):
                 return self.lending.encoded(event, self.lead)
             case StateInstalled():
                 return self._installed(at, sound=event.sound)
+            case PeerJoined(peer) | PeerLost(peer) if peer == self.relay:
+                return self._relay_linked(at, event)
+            case TimerFired(RelayLook()):
+                return self._look_at_relay(at)
             case PeerJoined(peer):
                 self.linked[peer] = True
                 self.joined_at = at if self.joined_at is None else self.joined_at
@@ -237,11 +248,7 @@ class Learner(OwnMachine):
             case TimerFired(CopyUnused()):
                 return self.lending.expire()
             case PeerLost(peer, reason):
-                self.linked[peer] = False
-                if self.copies is not None:
-                    self.copies.lost(peer)
-                seen = {"syncer": peer, "reason": reason, "step": self.step}
-                return [Observe("syncer lost", seen)]
+                return self._syncer_lost(peer, reason)
             case PeerRefused(peer, reason, again):
                 status: Status = "left" if again else "bad-input"
                 return self._finish(status, f"{peer} refuses this learner: {reason}")
@@ -263,6 +270,26 @@ class Learner(OwnMachine):
             case _:
                 return []
 
+    def _syncer_lost(self, peer: str, reason: str) -> list[Effect]:
+        self.linked[peer] = False
+        if self.copies is not None:
+            self.copies.lost(peer)
+        return [Observe("syncer lost", {"syncer": peer, "reason": reason, "step": self.step})]
+
+    def _relay_linked(self, at: float, event: PeerJoined | PeerLost) -> list[Effect]:
+        self.relayed = isinstance(event, PeerJoined)
+        if isinstance(event, PeerLost):
+            return [Observe("relay lost", {"relay": event.peer, "reason": event.reason})]
+        return [SetTimer(RelayLook(), at + REPORT_S)]
+
+    def _look_at_relay(self, at: float) -> list[Effect]:
+        """Send the relay a sign of life: without one it would not be noticed that it was restarted,
+        because the side that dials detects a lost peer only when it sends."""
+        if not self.relayed:
+            return []
+        sign = Send(self.relay, CONTROL, self._state(), key="progress")
+        return [sign, SetTimer(RelayLook(), at + REPORT_S)]
+
     def _started(self, event: Started) -> list[Effect]:
         self.first = number_of(event.incarnation) == 1
         self.tells = event.tells
@@ -275,9 +302,10 @@ class Learner(OwnMachine):
         self.versions, self.step_at, self.tokens_at = [-1] * count, [0] * count, [0] * count
         agreement, syncers = self.job.agreement(plan), self.job.syncer_names()
         self.linked = dict.fromkeys(syncers, False)
+        self.relay = self.job.relay_of(actor_of(event.incarnation))
         return [
             *(self.recovery.bring(event.state) if event.state else ()),
-            *(Dial(syncer, agreement) for syncer in syncers),
+            *(Dial(other, agreement) for other in (*syncers, self.relay) if other),
             Observe(
                 "waiting", {"for": "the syncer's parameters", "fragments": len(plan.fragments)}
             ),
@@ -307,11 +335,11 @@ class Learner(OwnMachine):
 
     def _receive(self, at: float, peer: str, said: GlobalFragment, handle: str) -> list[Effect]:
         fragment, version = said.fragment, said.version
-        known = fragment < len(self.versions) and self.job.syncer_of(fragment) == peer
-        if not known or not handle:
+        syncer = self.job.syncer_of(fragment) if fragment < len(self.versions) else ""
+        if not syncer or peer not in {syncer, self.relay} or not handle:
             return [Observe("refused", {"what": f"global fragment {fragment} of {peer}"})]
         if self.copies is not None:
-            self.copies.see(peer, version, self.step)
+            self.copies.see(syncer, version, self.step)
         waiting = self.incoming.get(fragment)
         newest = self._newest(fragment)
         forgotten = self.compression.settle(said)
@@ -642,7 +670,10 @@ class Learner(OwnMachine):
         if compressed is not None:
             encode, needed = compressed
             body = replace(body, form=self.job.compress.up)
-        self.answers[work] = Answer(peer, body, source, out)
+        relay = self.relay if self.relayed and pull.relay == self.relay else ""
+        if relay:
+            body = replace(body, relay=relay)
+        self.answers[work] = Answer(peer, body, source, out, relay)
         if self.job.sync.late == "carry":
             needed = [*self.late.contribute(p, Contributed(pull.t, source, step, tokens)), *needed]
         return [Keep(source), Keep(out), *needed, encode]
@@ -665,9 +696,13 @@ class Learner(OwnMachine):
     def _encoded(self, event: FragmentEncoded) -> list[Effect]:
         answer = self.answers.pop(event.work)
         key = f"contribution/{answer.body.fragment}"
-        send = Send(answer.peer, BULK, answer.body, answer.out, key)
+        sends: list[Effect] = [
+            Send(answer.relay or answer.peer, BULK, answer.body, answer.out, key)
+        ]
+        if answer.relay:
+            sends.append(Send(answer.peer, BULK, answer.body, key=key))
         released = [Drop(answer.source), Drop(answer.out)]
-        return [send, *released, *self.compression.encoded(event.work)]
+        return [*sends, *released, *self.compression.encoded(event.work)]
 
     @property
     def drawn(self) -> int:
@@ -701,4 +736,5 @@ class Learner(OwnMachine):
     def _finish(self, status: Status, reason: str, *, again: bool = False) -> list[Effect]:
         syncers = self.job.syncer_names()
         self.linked = dict.fromkeys(syncers, False)
-        return [*(Hangup(syncer, reason) for syncer in syncers), Finish(status, reason, again)]
+        others = (other for other in (*syncers, self.relay) if other)
+        return [*(Hangup(other, reason) for other in others), Finish(status, reason, again)]

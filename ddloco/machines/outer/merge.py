@@ -37,7 +37,7 @@ from transport import Bytes
 
 F64 = NDArray[np.float64]
 FindFaults = Callable[[Sequence["WeightedFragment"], Sequence[float], Sequence[str]], list[str]]
-ChunkMap = Callable[[Callable[["_Chunk"], Any], Iterable["_Chunk"]], Iterable[Any]]
+ChunkMap = Callable[[Callable[["Chunk"], Any], Iterable["Chunk"]], Iterable[Any]]
 
 # Four float32 blocks of this size fit the caches; with smaller ones threads compete for the GIL.
 BLOCK_ELEMENTS = 128 * 1024
@@ -47,6 +47,10 @@ CHUNK_BLOCKS = 4  # The unit of work for a pool of threads: about a millisecond.
 SQUARES_MIN, SQUARES_MAX = 1e-28, 1e37
 # A larger change of a tensor is rejected: weights times such changes would leave float32's range.
 NORM_MAX = 1e30
+
+SUM_SLACK = 2.0
+"""How many times longer the mean of directions in a relay's sum may be than each of them: rounding
+in any format of ``[compress]`` lengthened differences by at most 4 % where that was measured."""
 
 REPLACING = Outer(optimizer="sgd", lr=1.0)
 """The step that replaces values by the merged ones."""
@@ -92,12 +96,23 @@ class WeightedFragment(NamedTuple):
     buffer: Bytes | FragmentBytes
 
 
+class SummedFragment(NamedTuple):
+    """What a relay has made of several contributions (see `sums`): their names and merge weights,
+    flat float32 bytes with the weighted mean of their directions, and for each tensor that of their
+    lengths."""
+
+    names: Sequence[str]
+    weights: Sequence[float]
+    buffer: Bytes | FragmentBytes
+    lengths: Sequence[float]
+
+
 class MergeResult(NamedTuple):
     """The new fragment, and the contributions.
 
     `theta` is a new flat float32 array, `state` the new state of the outer optimizer. `accepted`,
-    `weights` (sum 1) and `norms` (l2 of the change of the fragment's parameters) are parallel;
-    `refused` holds (name, reason).
+    `weights` (sum 1) are parallel, and so are `norms` (l2 of the change of the fragment's
+    parameters) where there are no sums; `refused` holds (name, reason).
     """
 
     theta: F32
@@ -108,7 +123,7 @@ class MergeResult(NamedTuple):
     norms: tuple[float, ...]
 
 
-class _Chunk(NamedTuple):
+class Chunk(NamedTuple):
     """A run of blocks of segment number `which`: elements start:stop, counted in the fragment."""
 
     which: int
@@ -117,15 +132,17 @@ class _Chunk(NamedTuple):
     stop: int
 
 
-class _Work(NamedTuple):
+class MergeInput(NamedTuple):
     """The input of the passes. Changes are ``anchor - contribution``; the step is from theta."""
 
     theta: F32
     anchor: F32
     segments: Sequence[TensorSegment]
-    chunks: Sequence[_Chunk]
+    chunks: Sequence[Chunk]
     map_chunks: ChunkMap
     kernel: BlockKernel
+    sums: Sequence[tuple[SummedFragment, float]] = ()
+    """Sums of relays, each with its part of all weights."""
 
 
 def fragment_segments(plan: FragmentPlan, p: int, outer: Outer) -> tuple[TensorSegment, ...]:
@@ -156,6 +173,7 @@ def merge_fragment(
     adopt: bool = False,
     kernel: BlockKernel = NUMPY,
     out: F32 | None = None,
+    sums: Sequence[SummedFragment] = (),
 ) -> MergeResult:
     """Merge the contributions to one fragment and take one outer step.
 
@@ -172,6 +190,8 @@ def merge_fragment(
         adopt: replace theta, which was lost, by what the rules make of the contributions' values.
         kernel: the arithmetic, numpy's by default; it does not affect the result.
         out: where the new theta is written, flat float32; by default a new array.
+        sums: contributions that relays have summed and tested, added after the others, in order.
+            One that cannot be merged has all of its contributions rejected.
 
     Returns:
         The new fragment; copies of theta and state if nothing is accepted or all weights are 0.
@@ -181,27 +201,37 @@ def merge_fragment(
     """
     _check_state(state, theta, outer)
     if adopt:
+        assert not sums, "a relay measures from the syncer's version"
         return _adopt(theta, contributions, segments, map_chunks, kernel, out=out, outer=outer)
-    held = theta if anchor is None else anchor
-    work = _Work(theta, held, segments, _chunks(theta.size, segments), map_chunks, kernel)
-    candidates, refused = _admit(contributions, segments)
-    squares, faults = _measure(work, candidates)
-    trained = [k for k, segment in enumerate(segments) if not segment.state]
-    norms = [sqrt(float(sum(row[trained]))) for row in squares]
-    if outlier_test is not None:
-        faults = outlier_test(candidates, norms, faults)
-    refusals = _by_name(refused, candidates, faults)
-    kept = [i for i, fault in enumerate(faults) if not fault]
-    accepted = [candidates[i] for i in kept]
-    total = sum(c.weight for c in accepted)
+    held, chunks = theta if anchor is None else anchor, chunks_of(theta.size, segments)
+    work = MergeInput(theta, held, segments, chunks, map_chunks, kernel)
+    accepted, squares, norms, refused = judge(work, contributions, outlier_test)
+    sound, unsound = _sound_sums(work, sums)
+    refusals = sorted_by_name([*refused, *unsound])
+    total = sum(c.weight for c in accepted) + sum(sum(each.weights) for each in sound)
     out = np.empty_like(theta) if out is None else out
     if total == 0.0:
         return _unchanged(theta, state, refusals, out)
     weights = tuple(c.weight / total for c in accepted)
-    scales = _direct(work, accepted, weights, squares[kept], out)
+    work = work._replace(sums=[(each, sum(each.weights) / total) for each in sound])
+    scales = _direct(work, accepted, weights, squares, out)
     newer = _finish(work, outer, state, scales, out)
-    learners, lengths = tuple(c.name for c in accepted), tuple(norms[i] for i in kept)
-    return MergeResult(out, newer, learners, refusals, weights, lengths)
+    learners, weights = _members(accepted, weights, work.sums)
+    return MergeResult(out, newer, learners, refusals, weights, tuple(norms))
+
+
+def _members(
+    accepted: Sequence[WeightedFragment],
+    weights: Sequence[float],
+    sums: Sequence[tuple[SummedFragment, float]],
+) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """The names of all merged contributions, in order, and their weights, which add up to 1."""
+    taken = [(each.name, weight) for each, weight in zip(accepted, weights, strict=True)]
+    for each, part in sums:
+        whole = sum(each.weights) or 1.0
+        taken += [(n, part * w / whole) for n, w in zip(each.names, each.weights, strict=True)]
+    taken.sort(key=lambda pair: pair[0].encode())
+    return tuple(name for name, _ in taken), tuple(weight for _, weight in taken)
 
 
 def _unchanged(
@@ -243,15 +273,45 @@ def _adopt(
     return found._replace(state=zero_state(outer, theta))
 
 
-def _chunks(size: int, segments: Sequence[TensorSegment]) -> list[_Chunk]:
+def chunks_of(size: int, segments: Sequence[TensorSegment]) -> list[Chunk]:
+    """Cut a fragment of so many elements into the units of work; the segments tile it."""
     assert (segments[0].start, segments[-1].stop) == (0, size), "segments tile the whole of theta"
     assert all(a.stop == b.start for a, b in pairwise(segments)), "segments tile theta in order"
     step = CHUNK_BLOCKS * BLOCK_ELEMENTS
     return [
-        _Chunk(which, segment, start, min(start + step, segment.stop))
+        Chunk(which, segment, start, min(start + step, segment.stop))
         for which, segment in enumerate(segments)
         for start in range(segment.start, segment.stop, step)
     ]
+
+
+class Judged(NamedTuple):
+    """Contributions that can be merged, with the squared norm of each tensor and the norm of all
+    that are trained; and (name, reason) of those that cannot."""
+
+    accepted: list[WeightedFragment]
+    squares: F64
+    norms: list[float]
+    refused: list[tuple[str, str]]
+
+
+def judge(
+    work: MergeInput,
+    contributions: Sequence[WeightedFragment],
+    outlier_test: FindFaults | None,
+) -> Judged:
+    """Measure contributions, and reject those that cannot be read, are not finite, or are outliers;
+    see ``merge_fragment``."""
+    candidates, unread = _admit(contributions, work.segments)
+    squares, faults = _measure(work, candidates)
+    trained = [k for k, segment in enumerate(work.segments) if not segment.state]
+    norms = [sqrt(float(sum(row[trained]))) for row in squares]
+    if outlier_test is not None:
+        faults = outlier_test(candidates, norms, faults)
+    faulty = [(c.name, fault) for c, fault in zip(candidates, faults, strict=True) if fault]
+    kept = [i for i, fault in enumerate(faults) if not fault]
+    accepted, lengths = [candidates[i] for i in kept], [norms[i] for i in kept]
+    return Judged(accepted, squares[kept], lengths, [*unread, *faulty])
 
 
 def _admit(
@@ -275,15 +335,12 @@ def _admit(
     return admitted, refused
 
 
-def _by_name(
-    unread: Sequence[tuple[str, str]], candidates: Sequence[WeightedFragment], faults: Sequence[str]
-) -> tuple[tuple[str, str], ...]:
-    """All rejected contributions with their reasons, sorted by name."""
-    faulty = ((c.name, fault) for c, fault in zip(candidates, faults, strict=True) if fault)
-    return tuple(sorted((*unread, *faulty), key=lambda pair: pair[0].encode()))
+def sorted_by_name(refused: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Rejected contributions with their reasons, by name."""
+    return tuple(sorted(refused, key=lambda pair: pair[0].encode()))
 
 
-def _measure(work: _Work, candidates: Sequence[WeightedFragment]) -> tuple[F64, list[str]]:
+def _measure(work: MergeInput, candidates: Sequence[WeightedFragment]) -> tuple[F64, list[str]]:
     """Pass one: squared norms (contribution by segment), and each contribution's first fault."""
     squares = np.zeros((len(candidates), len(work.segments)))
     faults = [""] * len(candidates)
@@ -299,7 +356,7 @@ def _measure(work: _Work, candidates: Sequence[WeightedFragment]) -> tuple[F64, 
 
 
 def _measure_chunk(
-    work: _Work, candidates: Sequence[WeightedFragment], chunk: _Chunk
+    work: MergeInput, candidates: Sequence[WeightedFragment], chunk: Chunk
 ) -> list[tuple[float, str]]:
     found = [(0.0, "")] * len(candidates)
     # The block of the anchor stays in the cache while all contributions are compared with it.
@@ -331,59 +388,134 @@ def _measure_extreme(anchor: F32, raw: NDArray[Any]) -> tuple[float, str]:
 
 
 def _direct(
-    work: _Work,
+    work: MergeInput,
     accepted: Sequence[WeightedFragment],
     weights: Sequence[float],
     squares: F64,
     out: F32,
 ) -> list[float]:
     """Pass two: write each segment's direction to `out`; returns the factors for pass three."""
-    columns = np.sqrt(squares).T.tolist()
+    columns: list[list[float]] = np.sqrt(squares).T.tolist()
     # A single contribution is its own direction by every rule, and is not rounded.
-    single = len(accepted) == 1
+    single = len(accepted) == 1 and not work.sums
     rules = [AVERAGE if single else MERGE_RULES[segment.rule] for segment in work.segments]
+    parts = [part for _, part in work.sums]
 
-    def gather(chunk: _Chunk) -> float:
+    def gather(chunk: Chunk) -> float:
         rule, norms = rules[chunk.which], columns[chunk.which]
-        factors = weights if rule.factor is None else list(map(rule.factor, weights, norms))
-        return _gather_chunk(work, accepted, (rule, factors), chunk, out)
+        how = rule, factors_of(rule, weights, norms), parts
+        return gather_chunk(work, accepted, how, chunk, out)
 
-    lengths = [0.0] * len(work.segments)
+    squared = [0.0] * len(work.segments)
     for chunk, square in zip(work.chunks, work.map_chunks(gather, work.chunks), strict=True):
-        lengths[chunk.which] += square
+        squared[chunk.which] += square
     scales: list[float] = []
     for which, (rule, norms) in enumerate(zip(rules, columns, strict=True)):
-        scale = rule.scale(weights, norms, lengths[which]) if rule.scale is not None else 1.0
+        lengths = [each.lengths[which] for each, _ in work.sums]
+        every = [*weights, *parts], [*norms, *lengths]
+        scale = rule.scale(*every, squared[which]) if rule.scale is not None else 1.0
         if scale is None:
+            # What a sum's directions had as lengths is known of all of them together.
+            longer = [part * length for part, length in zip(parts, lengths, strict=True)]
             for chunk in (c for c in work.chunks if c.which == which):
-                _gather_chunk(work, accepted, (AVERAGE, weights), chunk, out)
+                gather_chunk(work, accepted, (AVERAGE, weights, longer), chunk, out)
         scales.append(1.0 if scale is None else scale)
     return scales
 
 
-def _gather_chunk(
-    work: _Work,
+def factors_of(
+    rule: MergeRule, weights: Sequence[float], norms: Sequence[float]
+) -> Sequence[float]:
+    """What each change of a tensor is multiplied by before the sum."""
+    return weights if rule.factor is None else list(map(rule.factor, weights, norms))
+
+
+def gather_chunk(
+    work: MergeInput,
     accepted: Sequence[WeightedFragment],
-    how: tuple[MergeRule, Sequence[float]],
-    chunk: _Chunk,
+    how: tuple[MergeRule, Sequence[float], Sequence[float]],
+    chunk: Chunk,
     out: F32,
 ) -> float:
-    """Write the direction that the rule finds, with these factors, to `out`; returns its sum of
-    squares."""
-    rule, factors = how
+    """Write the direction that the rule finds to `out`, with these factors of contributions and of
+    sums; returns its sum of squares."""
+    rule, factors, of_sums = how
     counted = [(c, factor) for c, factor in zip(accepted, factors, strict=True) if factor]
     used = [factor for _, factor in counted]
     square = 0.0
     for block in _blocks(chunk):
         raws = [_view(c, chunk.segment, block) for c, _ in counted]
-        if rule.combine is None:
-            square += work.kernel.weighted_change(work.anchor[block], raws, used, out[block])
-        else:
+        if rule.combine is not None:
+            assert not work.sums, "other rules than weighted means have no sums"
             square += rule.combine(work.anchor[block], raws, out[block])
+            continue
+        found = work.kernel.weighted_change(work.anchor[block], raws, used, out[block])
+        square += _add_sums(work, of_sums, block, out[block]) if work.sums else found
     return square
 
 
-def _finish(work: _Work, outer: Outer, state: State, scales: Sequence[float], out: F32) -> State:
+def _add_sums(work: MergeInput, factors: Sequence[float], block: slice, out: F32) -> float:
+    """Add a block of the sums, times their factors, to `out`; returns its sum of squares."""
+    raws = [_sum_view(each, block) for each, _ in work.sums]
+    added, zeros = np.empty_like(out), np.zeros_like(out)
+    # The kernel adds factor * (0 - raw), in which both signs change exactly.
+    work.kernel.weighted_change(zeros, raws, [-factor for factor in factors], added)
+    np.add(out, added, out=out)
+    return square_sum(out)
+
+
+def _sum_view(each: SummedFragment, block: slice) -> F32:
+    return each.buffer[4 * block.start : 4 * block.stop].view(np.float32)
+
+
+def _sound_sums(
+    work: MergeInput, sums: Sequence[SummedFragment]
+) -> tuple[list[SummedFragment], list[tuple[str, str]]]:
+    """The sums that can be merged, and why the contributions of the others are rejected."""
+    sound: list[SummedFragment] = []
+    refused: list[tuple[str, str]] = []
+    for each, squares in zip(sums, _sum_squares(work, sums), strict=True):
+        fault = _fault_of_sum(work, each, squares)
+        if fault:
+            refused += [(name, fault) for name in each.names]
+        else:
+            sound.append(each)
+    return sound, refused
+
+
+def _sum_squares(work: MergeInput, sums: Sequence[SummedFragment]) -> list[list[float]]:
+    """For each sum the squared length of each tensor; NaN or Inf if that is not finite."""
+    found = [[0.0] * len(work.segments) for _ in sums]
+    for chunk in work.chunks if sums else ():
+        for block in _blocks(chunk):
+            raws = [_sum_view(each, block) for each in sums]
+            zeros = np.zeros_like(work.anchor[block])
+            for own, raw, square in zip(
+                found, raws, work.kernel.change_squares(zeros, raws), strict=True
+            ):
+                exact = square_sum(raw.astype(np.float64)) if not isfinite(square) else square
+                own[chunk.which] += exact
+    return found
+
+
+def _fault_of_sum(work: MergeInput, each: SummedFragment, squares: Sequence[float]) -> str:
+    """Why a sum cannot be merged; empty if it can. A mean of directions is no longer than the
+    longest of them, but for what compression adds."""
+    for which, (segment, square) in enumerate(zip(work.segments, squares, strict=True)):
+        length = each.lengths[which]
+        longest = length if MERGE_RULES[segment.rule].factor is None else 1.0
+        if not isfinite(square):
+            return f"tensor {which}: NaN or Inf in the sum of its relay"
+        if length > NORM_MAX:
+            return f"tensor {which}: the sum of its relay is beyond float32"
+        if square > (SUM_SLACK * longest) ** 2:
+            return f"tensor {which}: the sum of its relay is longer than what is in it"
+    return ""
+
+
+def _finish(
+    work: MergeInput, outer: Outer, state: State, scales: Sequence[float], out: F32
+) -> State:
     """Pass three: scale the direction, stored in `out`, and take the outer step; returns the new
     state."""
     number = int(state[STEPS][0]) + 1
@@ -397,11 +529,11 @@ def _finish(work: _Work, outer: Outer, state: State, scales: Sequence[float], ou
 
 
 def _finish_chunk(
-    work: _Work,
+    work: MergeInput,
     steps: Sequence[OuterStep],
     arrays: tuple[Sequence[F32], Sequence[F32]],
     out: F32,
-    chunk: _Chunk,
+    chunk: Chunk,
 ) -> None:
     step, replaced = steps[chunk.which], chunk.segment.state
     if replaced:
@@ -414,7 +546,7 @@ def _finish_chunk(
             array.fill(0.0)
 
 
-def _blocks(chunk: _Chunk) -> Iterable[slice]:
+def _blocks(chunk: Chunk) -> Iterable[slice]:
     """Yield each block as a slice of the fragment."""
     for start in range(chunk.start, chunk.stop, BLOCK_ELEMENTS):
         yield slice(start, min(start + BLOCK_ELEMENTS, chunk.stop))

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.job.protocol.work import Measured, MergeFragment
+from ddloco.job.protocol.messages import Measured
+from ddloco.job.protocol.work import MergeFragment, SumContributions
 from ddloco.machines.outer.block_kernel import F32
 from ddloco.machines.outer.merge import F64, TensorSegment, WeightedFragment
 from ddloco.machines.outer.weights import lower_median, usual_norm
@@ -51,7 +52,7 @@ class OutlierTest:
     """Measures the contributions of one merge and decides which ones are rejected.
 
     Args:
-        work: the merge, which contains the usual values.
+        work: the merge, or the sum for one, which contains the usual values.
         theta: the global fragment, flat float32.
         usual: the outer optimizer's usual direction, flat float32; None if it has none. Zeros, as
             before the first merge, are none.
@@ -65,7 +66,7 @@ class OutlierTest:
 
     def __init__(
         self,
-        work: MergeFragment,
+        work: MergeFragment | SumContributions,
         theta: F32,
         usual: F32 | None,
         segments: Sequence[TensorSegment],

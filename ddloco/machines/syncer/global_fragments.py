@@ -1,7 +1,7 @@
 """The global fragments that a syncer owns."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import UNSET, Struct
 
@@ -147,19 +147,40 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
         self, at: float, peer: Recipient, p: int, *, instead: bool = False
     ) -> Send[GlobalFragment]:
         """Send a learner the newest version of a fragment."""
-        each, member = self.newest_of[p], peer.member
-        # A learner that has its parameters from a donor holds a version that it was never sent, and
-        # a version that is sent again may have been a difference that was of no use.
-        knows = member.holds(p) == member.sent[p] == each.base
-        member.tell(at, p, each.version)
-        key = f"global/{p}"
-        usable = each.difference and each.form == peer.compress.down
+        member = peer.member
+        difference = not instead and self.has_difference(p, peer.compress)
+        difference = difference and self.knows_base(member, p)
+        member.tell(at, p, self.newest_of[p].version)
         spent = peer.merged[p] if peer.compress.feedback else UNSET
-        if usable and knows and not instead:
-            said = GlobalFragment(p, each.version, form=each.form, base=each.base, spent=spent)
-            return Send(member.peer, BULK, said, each.difference, key)
-        said = GlobalFragment(p, each.version, instead, spent=spent)
-        return Send(member.peer, BULK, said, each.held or each.wire, key)
+        said, handle = self.said(p, difference=difference, instead=instead, spent=spent)
+        return Send(member.peer, BULK, said, handle, f"global/{p}")
+
+    def has_difference(self, p: int, compress: Compress) -> bool:
+        """Whether the newest version of a fragment may be sent as a compressed difference."""
+        each = self.newest_of[p]
+        return bool(each.difference) and each.form == compress.down
+
+    def knows_base(self, member: Member, p: int) -> bool:
+        """Whether a learner holds the version that the difference is to.
+
+        A learner that has its parameters from a donor holds a version that it was never sent, and
+        a version that is sent again may have been a difference that was of no use.
+        """
+        return member.holds(p) == member.sent[p] == self.newest_of[p].base
+
+    def said(self, p: int, *, difference: bool, **more: Any) -> tuple[GlobalFragment, str]:
+        """Return the message with the newest version of a fragment, and the handle of its payload.
+
+        Args:
+            p: the fragment.
+            difference: whether it is sent as a difference.
+            more: further fields of the message.
+        """
+        each = self.newest_of[p]
+        if difference:
+            said = GlobalFragment(p, each.version, form=each.form, base=each.base, **more)
+            return said, each.difference
+        return GlobalFragment(p, each.version, **more), each.held or each.wire
 
     def send_replacements(self, at: float, peer: Recipient, p: int, *, whole: bool) -> list[Effect]:
         """Replace a learner's fragment, which would be refused again, by the global fragment.
@@ -173,16 +194,12 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
         parts = self.owned if whole else (p,)
         return [self.tell(at, peer, each, instead=True) for each in parts]
 
-    def tell_newer(self, at: float, peer: Recipient, progress: Progress) -> list[Effect]:
-        """Send a learner every fragment newer than it reports, unless that is in flight."""
+    def lacking(self, at: float, member: Member, progress: Progress) -> list[int]:
+        """Return every fragment newer than a learner reports, unless that is in flight."""
         if progress.versions == self.versions:
             return []
         behind = enumerate(zip(progress.versions, self.versions, strict=True))
-        return [
-            self.tell(at, peer, p)
-            for p, (held, newest) in behind
-            if held < newest and peer.member.lacks(at, p, newest)
-        ]
+        return [p for p, (held, newest) in behind if held < newest and member.lacks(at, p, newest)]
 
     def oldest(self, fragment: int) -> int:
         """Return the oldest base version of a contribution to ``fragment`` that is accepted."""

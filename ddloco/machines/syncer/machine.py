@@ -22,8 +22,10 @@ from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import (
     Close,
     Contribution,
+    ContributionSum,
     GlobalFragment,
     Progress,
+    RelayReport,
     ShardReport,
     Stop,
 )
@@ -39,6 +41,7 @@ from ddloco.job.protocol.timers import (
     ShutdownDeadline,
     SnapshotDue,
     StandstillDue,
+    SumsDeadline,
 )
 from ddloco.job.protocol.work import (
     Evaluated,
@@ -60,7 +63,7 @@ from ddloco.machines.syncer.shards import REPORT_S, SHARDS_S, Shards, owned_by
 from ddloco.machines.syncer.shutdown import LATE_S, JobShutdown
 from ddloco.machines.syncer.snapshot_policy import SnapshotPolicy
 from ddloco.machines.syncer.standstill import Standstill
-from ddloco.machines.syncer.state_relay import Relay
+from ddloco.machines.syncer.state_relay import StateRelay
 from ddloco.machines.syncer.status import status_of
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.actor import OwnMachine
@@ -142,7 +145,7 @@ class Training(Struct, forbid_unknown_fields=True):
     """
 
     rounds: Rounds
-    relay: Relay
+    relay: StateRelay
     shards: Shards
     run: str
     settled: bool
@@ -348,7 +351,8 @@ class Syncer(OwnMachine):
 
     def _leave(self, reason: str) -> list[Effect]:
         """Exit to be restarted: merged fragments are saved, and the peers redial until then."""
-        others = (*self.job.syncer_names(), *self.members)
+        relays = self.rounds.sites.relays if self.rounds is not None else ()
+        others = (*self.job.syncer_names(), *self.members, *relays)
         own = self.place.name if self.place is not None else self.job.syncer_names()[0]
         goodbyes = (Hangup(peer, reason) for peer in others if peer != own)
         return [*goodbyes, Finish("left", reason)]
@@ -389,7 +393,7 @@ class Syncer(OwnMachine):
         parts, t = rounds.globals, rounds.schedule.t
         self.training = Training(
             rounds,
-            Relay(),
+            StateRelay(),
             self._other_shards(parts.owned),
             run=event.run,
             settled=bool(event.kept),
@@ -468,20 +472,49 @@ class Syncer(OwnMachine):
             return self._closed() if self._trained.handed_over else []
         if self._trained.shards.knows(incarnation):
             return [*self._trained.shards.join(peer), *self._patience(at)]
+        if actor_of(peer) in self.job.relay:
+            return self._relay_joined(at, peer)
         member, effects = self._trained.rounds.membership.join(at, peer, incarnation)
         if member is None:
             return effects
         self._trained.rounds.membership.data.joined(at, member)
         rounds, relay = self._trained.rounds, self._trained.relay
-        effects += rounds.close_settled(self._shared) + relay.forget_the_gone(at, rounds)
+        if number_of(incarnation) > 1:
+            effects += rounds.sites.announce(rounds.membership.roster())
+        effects += rounds.close_settled(at, self._shared) + relay.forget_the_gone(at, rounds)
         if self.shutdown is not None:
             effects.append(self.shutdown.stop(peer))
         fields = {"learner": incarnation, "epoch": rounds.membership.epoch}
         return [Observe("joined", {**fields, **asdict(self.numbers(at))}), *effects]
 
+    def _relay_joined(self, at: float, peer: str) -> list[Effect]:
+        rounds = self._trained.rounds
+        effects = rounds.sites.join(at, peer, len(rounds.globals))
+        if peer in rounds.sites.relays:
+            for former in rounds.sites.former(peer):
+                rounds.sites.lose(former, rounds.membership.members)
+                effects += rounds.relay_lost(former, self._shared)
+                effects.append(Hangup(former, f"{peer} has its place", final=True))
+            effects += rounds.sites.announce(rounds.membership.roster(), peer)
+            effects += [self.shutdown.stop(peer)] if self.shutdown is not None else []
+        return effects
+
+    def _from_relay(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
+        rounds, peer = self._trained.rounds, event.peer
+        match event.body:
+            case RelayReport() as said:
+                members, fragments = rounds.membership.members, rounds.globals
+                return rounds.sites.report(at, rounds.sites.relays[peer], said, members, fragments)
+            case ContributionSum() as said:
+                return rounds.summed(at, peer, said, event.handle, self._shared)
+            case _:
+                return []
+
     def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
         training, body = self._trained, event.body
         rounds = training.rounds
+        if event.peer in rounds.sites.relays:
+            return self._from_relay(at, event)
         member = rounds.membership.members.get(event.peer)
         if member is None:
             return self._heard_of_shards(at, event)
@@ -540,13 +573,17 @@ class Syncer(OwnMachine):
             effects += relay.heard(at, member, progress.versions, rounds)
         if relay.waits(member.peer) or not lacking:
             return effects
-        told = rounds.told(member, self.job.compress)
-        return effects + rounds.globals.tell_newer(at, told, progress)
+        told, lacks = rounds.told(member, self.job.compress), rounds.globals.lacking
+        fragments = lacks(at, member, progress)
+        return effects + rounds.sites.tell_newer(at, told, fragments, rounds.globals)
 
     def _lost(self, at: float, peer: str, reason: str) -> list[Effect]:
         if self._trained.shards.knows(peer):
             return self._trained.shards.lose(peer, reason)
         rounds = self._trained.rounds
+        if rounds.sites.lose(peer, rounds.membership.members):
+            seen = Observe("relay lost", {"relay": peer, "reason": reason})
+            return [seen, *rounds.relay_lost(peer, self._shared)]
         member = rounds.membership.lose(peer)
         relayed = self._trained.relay.lost(at, peer, rounds)
         if member is None:
@@ -555,7 +592,7 @@ class Syncer(OwnMachine):
         fields = {"learner": member.incarnation, "reason": reason}
         seen = Observe("lost", {**fields, **asdict(self.numbers(at))})
         given = rounds.membership.data.settle(rounds.membership.members.values())
-        return [seen, *relayed, *given, *rounds.lost(peer, self._shared)]
+        return [seen, *relayed, *given, *rounds.lost(at, peer, self._shared)]
 
     def _advance(self, at: float) -> list[Effect]:
         """Start whatever the event has made possible: a sync, the shutdown, or the exit."""
@@ -567,7 +604,8 @@ class Syncer(OwnMachine):
             if released:
                 shutdown.patient = True  # Wait again, for the shards to hang up.
                 released += shutdown.follow(at, self._trained.rounds.pacing.step_s)
-            return [*released, *shutdown.leave(len(self.members) + shards.away())]
+            relays = self._trained.rounds.sites.relays
+            return [*released, *shutdown.leave(len(self.members) + len(relays) + shards.away())]
         training, place = self.training, self.place
         if training is None or place is None or not training.ready:
             return []
@@ -580,7 +618,9 @@ class Syncer(OwnMachine):
     def _timer(self, at: float, timer: Timer) -> list[Effect]:
         match timer:
             case PullDeadline(t):
-                return self._trained.rounds.late(t, self._shared)
+                return self._trained.rounds.late(at, t, self._shared)
+            case SumsDeadline(t):
+                return self._trained.rounds.sums_late(t, self._shared)
             case LaunchDue():
                 self._trained.rounds.look_at = None
             case DonorDeadline(peer):
@@ -639,7 +679,7 @@ class Syncer(OwnMachine):
         shutdown = self.shutdown = JobShutdown(status, reason, t, merges, evaluating)
         shutdown.lingers = self._trained.late and status == "done"
         effects = rounds.end()
-        peers, step_s = list(self.members), rounds.pacing.step_s
+        peers, step_s = [*self.members, *rounds.sites.relays], rounds.pacing.step_s
         if known:
             return [*effects, *shutdown.again(at, peers, step_s)]
         if not shards.complete:
@@ -717,5 +757,6 @@ class Syncer(OwnMachine):
             seen = Observe("not evaluated", {"reason": event.reason})
             return [seen, *shutdown.result(None, numbers=self.final)]
         status: Status = "bad-input" if event.kind == "task" else "failed"
-        farewells = [Hangup(peer, event.reason) for peer in list(self.members)]
+        relays = self.rounds.sites.relays if self.rounds is not None else ()
+        farewells = [Hangup(peer, event.reason) for peer in (*self.members, *relays)]
         return [*farewells, Finish(status, event.reason)]

@@ -148,6 +148,10 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
         self.sent[fragment] = version
         self.sent_at[fragment] = at
 
+    def resend(self) -> None:
+        """Note that nothing which it has not reported is still on its way."""
+        self.sent = [self.holds(p) for p in range(len(self.sent))]
+
     def may_contribute(self, fragment: int, oldest: int, merged: int) -> bool:
         """Whether a pull would return new training that is neither stale nor already merged.
 

@@ -112,12 +112,16 @@ class Membership(Struct, forbid_unknown_fields=True):
         entries.insert(bisect(list(self.members), peer.encode(), key=str.encode), (peer, member))
         self.members = dict(entries)
         self.epoch += 1
-        floors = self._floors()
-        if floors:
-            roster = Roster(self.epoch, floors)
+        roster = self.roster()
+        if roster is not None:
             others = list(self.members) if effects else [peer]
             effects += [Send(each, CONTROL, roster, key="roster") for each in others]
         return member, effects
+
+    def roster(self) -> Roster | None:
+        """Return the announcement of replaced incarnations; None if there are none."""
+        floors = self._floors()
+        return Roster(self.epoch, floors) if floors else None
 
     def _forget_former(self, actor: str, number: int, effects: list[Effect]) -> None:
         """Remove the older incarnations of a restarted actor."""

@@ -15,9 +15,9 @@ from msgspec.structs import asdict
 from clocks import actor_of
 from ddloco.job.config import Compress, Job
 from ddloco.job.protocol.fragment_plan import FragmentPlan
-from ddloco.job.protocol.messages import Contribution, Pull
+from ddloco.job.protocol.messages import Contribution, ContributionSum, Pull
 from ddloco.job.protocol.status import Numbers
-from ddloco.job.protocol.timers import LaunchDue, PullDeadline
+from ddloco.job.protocol.timers import LaunchDue, PullDeadline, SumsDeadline
 from ddloco.job.protocol.work import FragmentMerged
 from ddloco.machines.clients import not_in_round
 from ddloco.machines.syncer.accounts import LATE
@@ -33,6 +33,7 @@ from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory
 from ddloco.machines.syncer.pacing import NextSync, Pacing
 from ddloco.machines.syncer.schedule import Schedule, due_at
+from ddloco.machines.syncer.sites import ReceivedSum, Sites
 from ddloco.machines.syncer.syncs import ReceivedContribution, Sync
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.effects import Observe
@@ -40,6 +41,10 @@ from transport import CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 
 LAUNCHES_MAX = 256
 """Launches whose time is kept, to measure answer times; answers to older ones are not measured."""
+
+SUM_WAIT = 0.5
+"""The part of the time for a sum in which a relay waits for contributions; in the rest of it the
+sum is computed and sent."""
 
 NOT_FRESH = "has finished no step since the last launch"
 """Why a learner that may contribute does not count for a quorum (paper 3.3 b)."""
@@ -87,6 +92,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
         able: learners that count for the quorum of the waiting sync; see ``_count_able``.
         done: learners that have done the steps that the waiting sync is after the last launch.
         launches: launch times of the newest syncs in seconds, by global step.
+        sites: the relays.
     """
 
     membership: Membership
@@ -107,6 +113,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
     able: dict[str, None] = {}
     done: dict[str, None] = {}
     launches: dict[int, float] = {}
+    sites: Sites = field(default_factory=Sites)
 
     def oldest(self, fragment: int) -> int:
         """Return the oldest base version of a contribution to ``fragment`` that is accepted."""
@@ -283,10 +290,15 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return [*self._look_again(None), SetTimer(PullDeadline(t), deadline), *pulls]
 
     def _pull(self, t: int, fragment: int, member: Member, compress: Compress) -> Pull:
-        """Ask for a compressed contribution only of a version that this syncer still has."""
-        if not compress.differences or self.globals.anchor(fragment, member.holds(fragment)):
-            return Pull(t, fragment)
-        return Pull(t, fragment, whole=True)
+        """Ask for a compressed contribution only of a version that this syncer still has; a relay
+        has only the newest one."""
+        held, relay = member.holds(fragment), self.sites.via(member, fragment, self.globals)
+        known = bool(self.globals.anchor(fragment, held))
+        if relay is not None:
+            known = held == self.globals[fragment].version
+        whole = compress.differences and not known
+        to = actor_of(relay.peer) if relay is not None else UNSET
+        return Pull(t, fragment, True if whole else UNSET, to)
 
     def _note_launch(self, t: int, at: float) -> None:
         """Note the time of the first launch of ``t``.
@@ -320,8 +332,12 @@ class Rounds(Struct, forbid_unknown_fields=True):
         if problem is None and band:
             carries = shared.job.sync.late == "carry"
             problem = member.doubt(at, said, carries=carries) or self.outliers.objection(said, band)
-        anchor = ""
-        if said.form is not UNSET:
+        anchor, relay = "", ""
+        if problem is None and said.relay is not UNSET:
+            relay = self.sites.linked(said.relay)
+            if not relay:
+                problem = f"its payload is with {said.relay}, which is not linked"
+        elif said.form is not UNSET:
             anchor = self.globals.anchor(p, said.base)
             up = shared.job.compress.up
             if problem is None and said.form != up:
@@ -333,23 +349,23 @@ class Rounds(Struct, forbid_unknown_fields=True):
             return self.membership.refuse(*who, problem)
         sync.awaited.pop(member.peer, None)
         part = sync.parts[member.peer] = ReceivedContribution(
-            member.incarnation, said, handle, anchor
+            member.incarnation, said, handle, anchor, relay
         )
-        return [*(Keep(each) for each in part.handles()), *self._close_if_settled(sync, shared)]
+        return [*(Keep(each) for each in part.handles()), *self._close_if_settled(at, sync, shared)]
 
-    def lost(self, peer: str, shared: Shared) -> list[Effect]:
+    def lost(self, at: float, peer: str, shared: Shared) -> list[Effect]:
         """Handle the loss of a member: its pulls may be lost with the link, and if it joins again,
         what it sends is counted from zero."""
         for sync in self.syncs.values():
             sync.spoken.pop(peer, None)
-        return self.close_settled(shared)
+        return self.close_settled(at, shared)
 
-    def close_settled(self, shared: Shared) -> list[Effect]:
+    def close_settled(self, at: float, shared: Shared) -> list[Effect]:
         """Close the syncs that waited only for members that are no longer connected."""
         return [
             effect
             for sync in list(self.syncs.values())
-            for effect in self._close_if_settled(sync, shared)
+            for effect in self._close_if_settled(at, sync, shared)
         ]
 
     def _close_overdue(self, at: float, shared: Shared) -> list[Effect]:
@@ -360,7 +376,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
         """
         if self.waiting is not None or not self.syncs or shared.job.sync.blocking:
             return []
-        overdue = [sync for sync in self.syncs.values() if not sync.work]
+        overdue = [sync for sync in self.syncs.values() if not sync.closed]
         if not overdue or not self.pacing.looks(at):
             return []
         members, steps = self.membership.members, max(shared.job.sync.interval // 2, 1)
@@ -372,21 +388,21 @@ class Rounds(Struct, forbid_unknown_fields=True):
             effect
             for sync in overdue
             if not any(live(at, members[peer]) for peer in sync.awaited if peer in members)
-            for effect in self._close(sync, shared)
+            for effect in self._close(at, sync, shared)
         ]
 
-    def _close_if_settled(self, sync: Sync, shared: Shared) -> list[Effect]:
+    def _close_if_settled(self, at: float, sync: Sync, shared: Shared) -> list[Effect]:
         """Close the sync if no pulled learner can still answer."""
         members = self.membership.members
         settled = not any(peer in members for peer in sync.awaited)
-        return self._close(sync, shared) if settled and not sync.work else []
+        return self._close(at, sync, shared) if settled and not sync.closed else []
 
-    def late(self, t: int, shared: Shared) -> list[Effect]:
+    def late(self, at: float, t: int, shared: Shared) -> list[Effect]:
         """Handle the deadline of a sync."""
         sync = self.syncs.get(t)
-        return self._close(sync, shared) if sync is not None and not sync.work else []
+        return self._close(at, sync, shared) if sync is not None and not sync.closed else []
 
-    def _close(self, sync: Sync, shared: Shared) -> list[Effect]:
+    def _close(self, at: float, sync: Sync, shared: Shared) -> list[Effect]:
         """Merge the received contributions; without any, the sync is repeated."""
         effects: list[Effect] = [CancelTimer(PullDeadline(sync.t))]
         self.membership.note_unanswered(sync.spoken, sync.parts)
@@ -394,6 +410,86 @@ class Rounds(Struct, forbid_unknown_fields=True):
         if not sync.parts:
             return [*effects, *self._retry(sync, "no contribution before the deadline")]
         effects += self._leave_behind(sync)
+        relayed = sync.relayed()
+        if not relayed:
+            return [*effects, *self._merge(sync, shared)]
+        sync.sums_asked_at, sync.sums_awaited = at, dict.fromkeys(relayed)
+        answers_s = [self.sites.answer_s(peer) for peer in relayed]
+        deadline_s = self.pacing.deadline_s([each for each in answers_s if each is not None])
+        outliers, version = self.outliers, self.globals[sync.fragment].version
+        table, weight, within_s = shared.job.sync, shared.job.outer.weight, SUM_WAIT * deadline_s
+        effects.append(SetTimer(SumsDeadline(sync.t), at + deadline_s))
+        for peer, learners in relayed.items():
+            wanted = sync.sum_wanted(
+                learners, outliers, version, table, weight=weight, within_s=within_s
+            )
+            effects.append(Send(peer, CONTROL, wanted))
+        gone = [peer for peer in relayed if peer not in self.sites.relays]
+        return [*effects, *self._without_sums(sync, gone, shared)]
+
+    def summed(
+        self, at: float, peer: str, said: ContributionSum, handle: str, shared: Shared
+    ) -> list[Effect]:
+        """Handle a relay's sum: its contributions will be merged, but for those that it refuses."""
+        sync = self.syncs.get(said.t)
+        if sync is None or peer not in sync.sums_awaited or said.fragment != sync.fragment:
+            return [Observe("refused", {"relay": peer, "t": said.t, "reason": LATE})]
+        assert sync.sums_asked_at is not None, "it was asked"
+        self.sites.relays[peer].answer_s.add(at - sync.sums_asked_at)
+        del sync.sums_awaited[peer]
+        mine = sync.relayed()[peer]
+        fates = [*said.names, *(name for name, _ in (*said.refused, *said.missing))]
+        if sorted(fates) != sorted(mine) or bool(said.names) != bool(handle):
+            reason = f"the sum of {actor_of(peer)} is not what was asked for"
+            left = self._leave_out(sync, dict.fromkeys(mine, reason))
+            return [*left, *self._merge_if_summed(sync, shared)]
+        effects = self._leave_out(sync, dict((*said.refused, *said.missing)))
+        for learner, _ in said.refused:
+            effects += self._strike(at, sync.fragment, learner, shared.job.compress)
+        if handle:
+            sync.sums[peer] = ReceivedSum(said, handle)
+            effects.append(Keep(handle))
+        return [*effects, *self._merge_if_summed(sync, shared)]
+
+    def _leave_out(self, sync: Sync, reasons: dict[str, str]) -> list[Effect]:
+        """Leave contributions out of the merge, for these reasons; their relays have them."""
+        effects: list[Effect] = []
+        for learner, reason in reasons.items():
+            del sync.parts[learner]
+            sync.refused[learner] = None
+            effects += self.membership.refuse(learner, sync.t, sync.fragment, reason)
+        return effects
+
+    def _merge_if_summed(self, sync: Sync, shared: Shared) -> list[Effect]:
+        """Merge once no relay's sum is awaited; without any contribution, repeat the sync."""
+        if sync.sums_awaited or sync.work:
+            return []
+        cancelled = CancelTimer(SumsDeadline(sync.t))
+        if not sync.parts:
+            return [cancelled, *self._retry(sync, "no relay's sum before the deadline")]
+        return [cancelled, *self._merge(sync, shared)]
+
+    def sums_late(self, t: int, shared: Shared) -> list[Effect]:
+        """Handle the deadline of relays' sums."""
+        sync = self.syncs.get(t)
+        return self._without_sums(sync, list(sync.sums_awaited), shared) if sync is not None else []
+
+    def relay_lost(self, peer: str, shared: Shared) -> list[Effect]:
+        """Handle the loss of a relay, which may have been asked for sums."""
+        waiting = [sync for sync in self.syncs.values() if peer in sync.sums_awaited]
+        return [e for sync in waiting for e in self._without_sums(sync, [peer], shared)]
+
+    def _without_sums(self, sync: Sync, relays: list[str], shared: Shared) -> list[Effect]:
+        """Leave out what relays have whose sums do not come; their learners are pulled again."""
+        relayed, effects = sync.relayed(), list[Effect]()
+        for peer in relays:
+            del sync.sums_awaited[peer]
+            reason = f"the sum of {actor_of(peer)} did not come"
+            effects += self._leave_out(sync, dict.fromkeys(relayed[peer], reason))
+        return [*effects, *self._merge_if_summed(sync, shared)]
+
+    def _merge(self, sync: Sync, shared: Shared) -> list[Effect]:
+        """Request the merge of what was received."""
         job = shared.job
         sync.work = shared.work.next()
         theirs = self.globals[sync.fragment]
@@ -408,7 +504,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
             tokens=tokens,
             weight=job.outer.weight,
         )
-        return [*effects, *(Keep(handle) for handle in merge.makes), merge]
+        return [*(Keep(handle) for handle in merge.makes), merge]
 
     def _leave_behind(self, sync: Sync) -> list[Effect]:
         """Reject outdated contributions if learners hold a newer version than this syncer.
@@ -453,14 +549,10 @@ class Rounds(Struct, forbid_unknown_fields=True):
         """Handle a finished merge: install the new version and send it to every learner."""
         sync = next(each for each in self.syncs.values() if each.work == event.work)
         p = sync.fragment
-        parts = sync.parts.values()
-        effects: list[Effect] = [Drop(handle) for part in parts for handle in part.handles()]
+        effects: list[Effect] = [Drop(handle) for handle in sync.handles()]
         for learner, reason in event.refused:
             effects += self.membership.refuse(learner, sync.t, p, reason)
-            member = self.membership.members.get(learner)
-            if member is not None:
-                over, told = self.membership.strike(member), self.told(member, job.compress)
-                effects += over + self.globals.send_replacements(at, told, p, whole=bool(over))
+            effects += self._strike(at, p, learner, job.compress)
         sync.learned(event, self.globals[p].version, self.outliers)
         self.fruitless = 0 if event.accepted else self.fruitless + 1
         before = self.globals[p]
@@ -477,7 +569,8 @@ class Rounds(Struct, forbid_unknown_fields=True):
         self.membership.reset_strikes(event.accepted)
         self.merges, self.merged_at = self.merges + 1, at
         members = self.membership.members.values()
-        effects += [self.globals.tell(at, self.told(each, job.compress), p) for each in members]
+        told = [self.told(each, job.compress) for each in members]
+        effects += self.sites.spread(at, p, told, self.globals, job.compress)
         new = sum(sync.parts[learner].said.tokens for learner in event.accepted)
         self.membership.accounts.merge(p, new, sync.unanswered)
         if job.job.tokens is not None:
@@ -485,6 +578,14 @@ class Rounds(Struct, forbid_unknown_fields=True):
         seen = sync.seen(event, self.pacing.sync_s.value or 0.0)
         self.seen = {**seen, **asdict(self.numbers(at, job))}
         return [*effects, Observe("merge", self.seen)]
+
+    def _strike(self, at: float, p: int, learner: str, compress: Compress) -> list[Effect]:
+        """Replace what a learner has of a fragment, since its contribution was rejected."""
+        member = self.membership.members.get(learner)
+        if member is None:
+            return []
+        over, told = self.membership.strike(member), self.told(member, compress)
+        return over + self.globals.send_replacements(at, told, p, whole=bool(over))
 
     def told(self, member: Member, compress: Compress) -> Recipient:
         """Return a learner as one that is sent global fragments."""

@@ -89,6 +89,9 @@ def waits_for(rounds: Rounds, job: Job) -> str:
         late = [peer for peer in sync.pulled if peer not in sync.parts]
         if sync.work:
             return f"the merge of global step {t}, which is being computed"
+        if sync.sums_awaited:
+            names = first_names(list(sync.sums_awaited))
+            return f"the sums of contributions to global step {t}: {names}"
         return f"answers to the pull of global step {t}: {first_names(late)}"
     waiting = rounds.waiting
     if waiting is None:

@@ -51,7 +51,7 @@ class Handover(Struct, forbid_unknown_fields=True):
     tried: list[str] = []
 
 
-class Relay(Struct, forbid_unknown_fields=True):
+class StateRelay(Struct, forbid_unknown_fields=True):
     """The recoveries in progress.
 
     Attributes:

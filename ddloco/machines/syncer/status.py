@@ -109,7 +109,7 @@ def _in_flight(at: float, sync: Sync) -> SyncInFlight:
         arrived=tuple(sorted(sync.parts, key=str.encode)),
         since_s=at - sync.launched_at,
         until_s=max(sync.deadline - at, 0.0),
-        merging=sync.work > 0,
+        merging=sync.closed,
     )
 
 

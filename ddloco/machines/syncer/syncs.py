@@ -2,35 +2,52 @@
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
-from ddloco.job.config import Compress, WeightRule
-from ddloco.job.protocol.messages import Contribution
-from ddloco.job.protocol.work import Differences, FragmentMerged, MergeFragment, MergeTokens, Share
+from ddloco.job.config import Compress, SyncTable, WeightRule
+from ddloco.job.protocol.messages import Contribution, SumWanted, WantedShare
+from ddloco.job.protocol.work import (
+    Differences,
+    FragmentMerged,
+    MergeFragment,
+    MergeTokens,
+    Share,
+    ShareSum,
+)
 from ddloco.machines.outer.weights import merge_weight
 from ddloco.machines.syncer.accounts import LATE
 from ddloco.machines.syncer.global_fragments import Global, names, sent_names
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory
 from ddloco.machines.syncer.pacing import NextSync
+from ddloco.machines.syncer.sites import ReceivedSum
 
 
 class ReceivedContribution(Struct, forbid_unknown_fields=True):
-    """A received contribution of an incarnation."""
+    """A received contribution of an incarnation.
+
+    Attributes:
+        incarnation: whose it is.
+        said: what it says.
+        handle: its payload; empty if a relay has that.
+        anchor: the handle of the parameters that a compressed contribution is a difference to.
+        relay: the relay's peer; empty if there is none.
+    """
 
     incarnation: str
     said: Contribution
     handle: str
     anchor: str = ""
-    """The handle of the parameters that a compressed contribution is a difference to."""
+    relay: str = ""
 
     def handles(self) -> list[str]:
         """Return the handles that are needed until the merge is done."""
-        return [self.handle, self.anchor] if self.anchor else [self.handle]
+        return [each for each in (self.handle, self.anchor) if each]
 
 
 class Sync(Struct, forbid_unknown_fields=True):
-    """A sync in flight: it collects contributions until ``work`` is set, and then merges."""
+    """A sync in flight: it collects contributions until it is closed, then the sums of relays that
+    have some of them, and then it merges."""
 
     t: int
     fragment: int
@@ -47,8 +64,19 @@ class Sync(Struct, forbid_unknown_fields=True):
     refused: dict[str, None] = {}
     """Learners whose contributions were refused before the merge."""
     work: int = 0
+    sums_asked_at: float | None = None
+    """When relays were asked for sums, in seconds; None before that, or if none has to be asked."""
+    sums_awaited: dict[str, None] = {}
+    """The relays that were asked for a sum and have not answered, by peer."""
+    sums: dict[str, ReceivedSum] = {}
+    """The sums of relays, by peer."""
     adopts: bool = False
     """Whether the merge starts from the learners' version, because this syncer has lost its own."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more contributions."""
+        return self.work > 0 or self.sums_asked_at is not None
 
     @property
     def unanswered(self) -> int:
@@ -57,11 +85,58 @@ class Sync(Struct, forbid_unknown_fields=True):
 
     def objection(self, peer: str, said: Contribution, handle: str) -> str | None:
         """Return why a contribution of ``peer`` does not answer this sync, or None if it does."""
-        if self.work or not (peer in self.awaited or peer in self.parts):  # Or it was not pulled.
+        if self.closed or not (peer in self.awaited or peer in self.parts):  # Or it was not pulled.
             return LATE
-        if said.fragment != self.fragment or peer in self.parts or not handle:
+        here = bool(handle) != (said.relay is not UNSET)
+        if said.fragment != self.fragment or peer in self.parts or not here:
             return "it does not answer the pull"
         return None
+
+    def relayed(self) -> dict[str, list[str]]:
+        """Return the learners whose contributions relays have, by the relay's peer."""
+        found: dict[str, list[str]] = {}
+        for peer, part in sorted(self.parts.items(), key=lambda item: item[0].encode()):
+            if part.relay:
+                found.setdefault(part.relay, []).append(peer)
+        return dict(sorted(found.items()))
+
+    def handles(self) -> list[str]:
+        """Return the handles of all that it has received, and of what that needs."""
+        parts = (handle for part in self.parts.values() for handle in part.handles())
+        return [*parts, *(each.handle for each in self.sums.values() if each.handle)]
+
+    def share(self, peer: str, outliers: OutlierHistory, version: int, weight: WeightRule) -> Share:
+        """Return a learner's part in the merge into ``version``."""
+        part, p = self.parts[peer], self.fragment
+        said = part.said
+        return Share(
+            peer,
+            self.sums[part.relay].handle if part.relay in self.sums else part.handle,
+            merge_weight(said.tokens, said.steps, weight),
+            said.base,
+            said.steps,
+            outliers.norm(p, said.steps),
+            outliers.moved(p, said.base, version),
+        )
+
+    def sum_wanted(
+        self,
+        peers: list[str],
+        outliers: OutlierHistory,
+        version: int,
+        sync: SyncTable,
+        *,
+        weight: WeightRule,
+        within_s: float,
+    ) -> SumWanted:
+        """Return the request for a relay's sum of the contributions of these learners."""
+        shares = [self.share(peer, outliers, version, weight) for peer in peers]
+        wanted = tuple(
+            WantedShare(each.name, each.weight, each.base, each.steps, each.usual, each.moved)
+            for each in shares
+        )
+        cosine = outliers.cosine(self.fragment)
+        return SumWanted(self.t, self.fragment, version, wanted, within_s, sync.band, cosine)
 
     def behind(self, version: int) -> list[str]:
         """Return the learners whose contributions are too old when the syncer has lost merges.
@@ -93,18 +168,13 @@ class Sync(Struct, forbid_unknown_fields=True):
         """
         p, out = self.fragment, names(self.fragment, self.t)
         differences = self._differences(theirs, compress) if compress.differences else None
-        shares = tuple(
-            Share(
-                peer,
-                part.handle,
-                merge_weight(part.said.tokens, part.said.steps, weight),
-                part.said.base,
-                part.said.steps,
-                outliers.norm(p, part.said.steps),
-                outliers.moved(p, part.said.base, theirs.version),
-            )
-            for peer, part in sorted(self.parts.items(), key=lambda item: item[0].encode())
-        )
+        peers = sorted(self.parts, key=str.encode)
+        shares = tuple(self.share(peer, outliers, theirs.version, weight) for peer in peers)
+        sums = {
+            each.handle: ShareSum(each.said.lengths, each.said.form, each.said.measured)
+            for each in self.sums.values()
+            if each.handle
+        }
         counted = {peer: part.said.tokens for peer, part in sorted(self.parts.items())}
         return MergeFragment(
             work=self.work,
@@ -121,6 +191,7 @@ class Sync(Struct, forbid_unknown_fields=True):
             adopt=self.adopts,
             differences=differences,
             tokens=MergeTokens(counted, tokens) if tokens is not None else None,
+            sums=sums,
         )
 
     def _differences(self, theirs: Global, compress: Compress) -> Differences:

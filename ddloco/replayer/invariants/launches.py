@@ -8,7 +8,7 @@ from typing import Any
 
 from clocks import actor_of
 from ddloco.job.protocol.messages import Contribution, Progress, Pull
-from ddloco.job.protocol.timers import LaunchDue, PullDeadline
+from ddloco.job.protocol.timers import LaunchDue, PullDeadline, SumsDeadline
 from ddloco.job.protocol.work import FragmentMerged, MergeFragment, Recovered
 from ddloco.machines.clients import clients
 from ddloco.machines.syncer.machine import Syncer
@@ -116,7 +116,7 @@ class Launches(InvariantCheck[Stage, Incarnation]):
                     self._alarm = at
                 case CancelTimer(LaunchDue()):
                     self._alarm = None
-                case SetTimer(PullDeadline(t), at):
+                case SetTimer(PullDeadline(t) | SumsDeadline(t), at):
                     self._deadlines[t] = at
                 case MergeFragment():
                     self._deadlines.pop(effect.t, None)

@@ -32,6 +32,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import UNSET
+
 from clocks import INCARNATIONS_MAX, actor_of, number_of
 from ddloco.job.protocol.messages import (
     Contribution,
@@ -47,6 +49,7 @@ from ddloco.job.protocol.work import (
     Overwrite,
     Recovered,
     RunStep,
+    Share,
     StateInstalled,
     StepFinished,
 )
@@ -61,8 +64,8 @@ from transport import Event, MessageArrived, Transmit
 
 @dataclass
 class PendingMerges:
-    """The state of one syncer's merges: contributions by handle, merges in progress by work, and
-    the newest incarnation of each learner."""
+    """The state of one syncer's merges: contributions by handle (see ``_place``), merges in
+    progress by work, and the newest incarnation of each learner."""
 
     newest: Counter[str]
     arrived: dict[str, tuple[str, Contribution, int]] = field(default_factory=dict[str, Any])
@@ -116,27 +119,34 @@ class Merging(InvariantCheck[Stage, Incarnation]):
         self, pending: "PendingMerges", event: MessageArrived[Any], said: Contribution, actor: Actor
     ) -> None:
         """Note a contribution unless its array is released at once or held only for a snapshot:
-        then it was refused, or its sender is not a member."""
+        then it was refused, or its sender is not a member. If a relay has its array, whether it is
+        taken shows only in the merge."""
         holders = actor.handles.held().get(event.handle, 0)
-        if holders > actor.snapshots.holding().count(event.handle):
+        elsewhere = said.relay is not UNSET
+        if elsewhere or holders > actor.snapshots.holding().count(event.handle):
             newest = pending.newest[actor_of(event.sender)]
-            pending.arrived[event.handle] = (event.sender, said, newest)
+            place = f"{event.sender} {said.t}" if elsewhere else event.handle
+            pending.arrived[place] = (event.sender, said, newest)
 
     def _merge(self, stage: Stage, pending: "PendingMerges", merge: MergeFragment) -> None:
         names = [share.name for share in merge.shares]
         sync = stage.job.sync
         in_order = sorted(set(names), key=str.encode) == names
         self.hold(in_order, "merge-order-canonical", f"merge {merge.t} sums in the order {names}")
-        taken = {handle for handle, (_, said, _) in pending.arrived.items() if said.t == merge.t}
-        lost = sorted(pending.arrived[each][0] for each in taken - {s.handle for s in merge.shares})
+        taken = {
+            place
+            for place, (_, said, _) in pending.arrived.items()
+            if said.t == merge.t and said.relay is UNSET
+        }
+        given = {_place(merge, share) for share in merge.shares}
+        lost = sorted(pending.arrived[each][0] for each in taken - given)
         said_of = f"contributions of {lost} were taken and are not in merge {merge.t}"
         self.hold(not lost, "token-conservation", said_of)
         for share in merge.shares:
-            known = share.handle in pending.arrived
-            self.hold(
-                known, "token-conservation", f"merge {merge.t}: no message brought {share.handle}"
-            )
-            sender, said, newest = pending.arrived[share.handle]
+            place = _place(merge, share)
+            known = place in pending.arrived
+            self.hold(known, "token-conservation", f"merge {merge.t}: no message brought {place}")
+            sender, said, newest = pending.arrived[place]
             alive = number_of(sender) >= newest
             self.hold(alive, "no-zombie", f"{sender} in merge {merge.t}, {newest} had joined")
             told = (sender, said.t, said.fragment)
@@ -151,7 +161,9 @@ class Merging(InvariantCheck[Stage, Incarnation]):
 
     def _merged(self, stage: Stage, pending: "PendingMerges", event: FragmentMerged) -> None:
         merge = pending.merging.pop(event.work)
-        come = {share.name: pending.arrived.pop(share.handle) for share in merge.shares}
+        come = {share.name: pending.arrived.pop(_place(merge, share)) for share in merge.shares}
+        for place in [each for each, (_, said, _) in pending.arrived.items() if said.t == merge.t]:
+            del pending.arrived[place]  # Its relay has left it out.
         fates = sorted([*event.accepted, *(name for name, _ in event.refused)], key=str.encode)
         each_one = fates == list(come)
         self.hold(each_one, "token-conservation", f"merge {merge.t} of {list(come)}, fates {fates}")
@@ -170,6 +182,12 @@ class Merging(InvariantCheck[Stage, Incarnation]):
         self.hold(before < merge.t, "outer-monotone", f"version {merge.t} after {before}")
         self.versions[merge.fragment] = merge.t
         self.merges.append((stage.now, merge.t, merge.fragment, event.accepted))
+
+
+def _place(merge: MergeFragment, share: Share) -> str:
+    """Where a contribution is among those that arrived: its handle, or whose it is and its global
+    step where a relay has its array."""
+    return f"{share.name} {merge.t}" if share.handle in merge.sums else share.handle
 
 
 WEIGHTS: dict[str, Callable[[int, int], float]] = {

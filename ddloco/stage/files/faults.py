@@ -153,30 +153,31 @@ def _draw(storm: Storm, learners: Sequence[str], rng: random.Random, until_s: fl
 
 
 def impossible(
-    faults: Faults, learners: Sequence[str], syncers: Sequence[str] = (SYNCER,)
+    faults: Faults, learners: Sequence[str], listeners: Sequence[str] = (SYNCER,)
 ) -> str | None:
     """The first fault or storm that does not apply to the actor it names, as text; None if none."""
     for index, fault in enumerate(faults.fault):
-        problem = _cannot(fault.what, fault.who, learners, syncers)
+        problem = _cannot(fault.what, fault.who, learners, listeners)
         if problem is not None:
             return f"fault[{index}]: {problem}"
     for index, storm in enumerate(faults.storm):
         for what in storm.what:
             for who in _among(storm, learners):
-                problem = _cannot(what, who, learners, syncers)
+                problem = _cannot(what, who, learners, listeners)
                 if problem is not None:
                     return f"storm[{index}]: {problem}"
     return None
 
 
-def _cannot(what: Kind, who: str, learners: Sequence[str], syncers: Sequence[str]) -> str | None:
-    if who not in syncers and who not in learners:
+def _cannot(what: Kind, who: str, learners: Sequence[str], listeners: Sequence[str]) -> str | None:
+    if who not in listeners and who not in learners:
         some = [f"{learners[0]} to {learners[-1]}"] if len(learners) > 1 else learners
-        known = ", ".join([*syncers, *some])
+        known = ", ".join([*listeners, *some])
         return f"{what} of {who}: no such actor; this job has {known}"
-    if who in syncers and what not in SYNCER_KINDS:
+    if who in listeners and what not in SYNCER_KINDS:
+        kind = who.partition("-")[0]
         return (
-            f"{what} of {who}: applies to a learner or its link; a syncer supports {SYNCER_KINDS}"
+            f"{what} of {who}: applies to a learner or its link; a {kind} supports {SYNCER_KINDS}"
         )
     return None
 

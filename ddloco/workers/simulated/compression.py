@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ddloco.job.config import Job
 from ddloco.job.protocol.compression import Format, encoded_bytes
-from ddloco.job.protocol.work import EncodeFragment, MergeFragment, Share
+from ddloco.job.protocol.work import EncodeFragment, MergeFragment, Share, SumContributions
 from ddloco.workers.quantization_kernel import quantizer
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ class SimulatedCompression:
         """A merged version as learners will hold it, and the difference as they will read it."""
         read = self._rounded(theta - held, self._settings.down, f"{work.t}/{work.fragment}")
         return held + read, read
+
+    def summed(self, work: SumContributions, directions: F32) -> F32:
+        """A relay's sum as the syncer will read it."""
+        return self._rounded(directions, self._settings.up, work.out)
 
     def _rounded(self, values: F32, form: Format, what: str) -> F32:
         seed = None

@@ -23,6 +23,7 @@ from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.job.protocol.work import (
     TENSOR_DIGEST_BYTES,
     AverageGradients,
+    ContributionsSummed,
     CopyState,
     DecodeFragment,
     Differentiate,
@@ -48,8 +49,10 @@ from ddloco.job.protocol.work import (
     StateCopied,
     StateInstalled,
     StepFinished,
+    SumContributions,
 )
 from ddloco.machines.outer.merge import (
+    SummedFragment,
     TensorSegment,
     WeightedFragment,
     fragment_segments,
@@ -58,6 +61,7 @@ from ddloco.machines.outer.merge import (
 from ddloco.machines.outer.optimizers.optimizer import State, state_digest
 from ddloco.machines.outer.optimizers.table import usual_direction, zero_state
 from ddloco.machines.outer.outlier_test import OutlierTest
+from ddloco.machines.outer.sums import sum_contributions
 from ddloco.machines.syncer.global_fragments import OUTER
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import WorkResult
@@ -82,6 +86,9 @@ PIECES = 3
 """Pieces of a simulated state."""
 
 PIECE = "piece"
+
+SUM = -2
+"""The third number of a description of a relay's sum, whose last is its global step."""
 
 _DIGEST = struct.Struct("<iiii")
 
@@ -486,6 +493,8 @@ class SimulatedWork(Doer):
         assert state is not None, "where there are parameters there is an outer state"
         contributions: list[WeightedFragment] = []
         for share in work.shares:
+            if share.handle in work.sums:
+                continue
             array = contributed(work, share, contents)
             assert array is not None, "numbers are merged with numbers"
             contributions.append(WeightedFragment(share.name, share.weight, array.view(np.uint8)))
@@ -499,13 +508,42 @@ class SimulatedWork(Doer):
             outer=outer,
             outlier_test=outlier_test if work.band else None,
             adopt=work.adopt,
+            sums=_sums(work, contents),
         )
         made = (Content(what, result.theta), Content(what, state=result.state))
         digests = (made[0].digest, made[1].digest, made[0].digest)
         accepted, weights, refused = result.accepted, result.weights, result.refused
-        found = (outlier_test.measured, outlier_test.moved(result.theta))
+        measured = [each for told in work.sums.values() for each in told.measured]
+        found = ((*outlier_test.measured, *measured), outlier_test.moved(result.theta))
         event = FragmentMerged(work.work, accepted, weights, refused, *digests, *found)
         return event, (*made, made[0])
+
+    @does(SumContributions)
+    def _sum(self, work: SumContributions, contents: Contents) -> ContributionsSummed:
+        anchor = contents[work.anchor]
+        what = (work.fragment, anchor.what[1], SUM, work.t)
+        names = tuple(share.name for share in work.shares)
+        if anchor.array is None:
+            made = contents[work.out] = Content(what)
+            lengths = (0.0,) * len(self._plan.fragments[work.fragment])
+            return ContributionsSummed(work.work, names, (), lengths, made.digest)
+        contributions: list[WeightedFragment] = []
+        for share in work.shares:
+            array = contents[share.handle].array
+            assert array is not None, "numbers are summed with numbers"
+            if share.name in work.differences:
+                array = anchor.array + array
+            contributions.append(WeightedFragment(share.name, share.weight, array.view(np.uint8)))
+        segments = _segments(self._plan, work.fragment, self._job.outer)
+        test = OutlierTest(work, anchor.array, None, segments) if work.band else None
+        found = sum_contributions(anchor.array, contributions, segments, outlier_test=test)
+        directions = found.directions
+        if self._job.compress.up != "float32":
+            directions = self._compression.summed(work, directions)
+        made = contents[work.out] = Content(what, directions)
+        measured = test.measured if test is not None else ()
+        summed = found.accepted, found.refused, found.lengths
+        return ContributionsSummed(work.work, *summed, made.digest, measured)
 
     @does(Recover)
     def _recover(self, work: Recover, contents: Contents) -> Recovered:
@@ -529,6 +567,18 @@ class SimulatedWork(Doer):
         for handle in work.fragments:
             digest.update(contents[handle].digest)
         return ModelSaved(work.work, digest.digest())
+
+
+def _sums(work: MergeFragment, contents: Contents) -> list[SummedFragment]:
+    """The sums of relays among the inputs of a merge."""
+    found: list[SummedFragment] = []
+    for handle, told in work.sums.items():
+        directions = contents[handle].array
+        assert directions is not None, "numbers are merged with numbers"
+        mine = [share for share in work.shares if share.handle == handle]
+        names, weights = [s.name for s in mine], [s.weight for s in mine]
+        found.append(SummedFragment(names, weights, directions.view(np.uint8), told.lengths))
+    return sorted(found, key=lambda each: each.names[0].encode())
 
 
 @cache

@@ -1,9 +1,11 @@
-"""What a refused ``ddloco learner`` or ``ddloco syncer`` leaves behind."""
+"""What a refused ``ddloco learner``, ``relay`` or ``syncer`` leaves behind."""
 
 import pytest
 
 from ddloco.cli.parser import command_named, parser
 
+RELAY = "relay", "--bind", "tcp://127.0.0.1:*"
+SITE = "--set", 'relay.relay-0.learners=["learner-0"]'
 JOB = '[job]\ntask = "tests.tasks:regression"\n'
 
 
@@ -28,6 +30,11 @@ def refused(folder, *words):
         ("syncer", "--bind", "tcp://127.0.0.1:*", "--lease", "/proc/x"),
         ("learner", "--name", "learner-0", "--connect", "lease:nope://x"),
         ("learner", "--name", "learner-0", "--connect", "lease:x", "tcp://127.0.0.1:1"),
+        (*RELAY, "--name", "relay-0", "--connect", "tcp://127.0.0.1:1"),  # The job has none.
+        (*RELAY, "--name", "relay-9", "--connect", "tcp://127.0.0.1:1", *SITE),
+        (*RELAY, "--name", "relay-0", "--connect", "nowhere", *SITE),
+        (*RELAY, "--name", "relay-0", "--connect", "tcp://127.0.0.1:1", "tcp://x:1", *SITE),
+        ("learner", "--name", "learner-0", "--connect", "tcp://127.0.0.1:1", *SITE),
     ],
 )
 def test_a_refused_command_leaves_no_run_folder(words, tmp_path, capsys):

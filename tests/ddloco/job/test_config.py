@@ -171,6 +171,27 @@ def test_only_the_task_has_to_be_said(path):
         ("[sync]\nfragments = 2\ninterval = 2\noverlap = 3", "sync.overlap: 3 steps"),
         ("[learner.learner-3]", "learner.learner-3: no such learner; this job has learner-0 to"),
         ("[learner.nobody]", "learner.nobody: no such learner"),
+        (
+            '[relay.site]\nlearners = ["learner-0"]',
+            'relay.site: want a name that begins with "relay-"',
+        ),
+        ("[relay.relay-0]\nlearners = []", "relay[...].learners: Expected `array` of length >= 1"),
+        (
+            '[relay.relay-0]\nlearners = ["learner-9"]',
+            "relay.relay-0: no learner learner-9; this job",
+        ),
+        (
+            '[relay.relay-0]\nlearners = ["learner-1"]\n[relay.relay-1]\nlearners = ["learner-1"]',
+            "relay.relay-1: learner-1 has the relay relay-0 already",
+        ),
+        (
+            '[outer]\nmerge = "median"\n[relay.relay-0]\nlearners = ["learner-0"]',
+            "relay: a median of sums is not one of contributions; want another outer.merge",
+        ),
+        (
+            'method = "fedavg"\n[relay.relay-0]\nlearners = ["learner-0"]',
+            "relay: learners of a fedavg job wait for each other; want none",
+        ),
         ("[learner.learner-0]\nlocal_steps = 4", "learner.learner-0.local_steps: of method = "),
         (
             'method = "fedavg"\n[learner.learner-0]\nlocal_steps = 25',

@@ -63,3 +63,13 @@ def test_snapshots_are_counted_by_their_interval(plan):
     by_steps = needs_of(job(2, snapshot={"every_steps": 300}), plan, step_s=2.0)
     assert by_s.snapshot_h == by_steps.snapshot_h
     assert 6 * (2 * 3 + 2) * 10 * GB == pytest.approx(by_s.snapshot_h, rel=0.01)
+
+
+def test_a_site_with_a_relay_is_one_line(plan):
+    """And a learner without one is another."""
+    relays = {"relay-0": {"learners": [f"learner-{n}" for n in range(40)]}}
+    with_relay = needs_of(job(64, relay=relays), plan, step_s=1.0)
+    as_many = needs_of(job(25), plan, step_s=1.0)
+    assert (with_relay.received_s, with_relay.sent_s, with_relay.merge_bytes) == (
+        as_many.received_s, as_many.sent_s, as_many.merge_bytes,
+    )  # fmt: skip

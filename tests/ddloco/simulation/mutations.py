@@ -12,12 +12,13 @@ from dataclasses import replace as changed
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from clocks import ActorClock, actor_of
 from ddloco.job.config import Outer, job_from
 from ddloco.job.protocol.messages import GlobalFragment, Pull
-from ddloco.job.protocol.work import FragmentMerged, RunStep, StepFinished
+from ddloco.job.protocol.work import FragmentMerged, RunStep, StepFinished, SumContributions
 from ddloco.machines.learner.data_turns import DataTurns
 from ddloco.machines.learner.host_copies import HostCopies
 from ddloco.machines.learner.lockstep import Lockstep
@@ -28,6 +29,7 @@ from ddloco.machines.outer import merge as merging
 from ddloco.machines.outer import outlier_test
 from ddloco.machines.outer.block_kernel import NumpyKernel
 from ddloco.machines.outer.optimizers.optimizer import STEPS
+from ddloco.machines.relay.machine import Relay
 from ddloco.machines.syncer import machine, members, pacing, rounds, syncs
 from ddloco.machines.syncer.data_roster import DataRoster, DataShard
 from ddloco.machines.syncer.global_fragments import GlobalFragments
@@ -39,7 +41,7 @@ from ddloco.machines.syncer.rounds import Rounds
 from ddloco.machines.syncer.schedule import Schedule
 from ddloco.machines.syncer.shards import Shards
 from ddloco.machines.syncer.shutdown import JobShutdown
-from ddloco.machines.syncer.state_relay import Relay
+from ddloco.machines.syncer.state_relay import StateRelay
 from ddloco.simulation.fuzz import Hostile
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
@@ -322,14 +324,14 @@ def contributions_are_summed_as_they_came(patch):
 
 @bug("merge-order-canonical", 0)
 def learners_are_sorted_by_weight(patch):
-    def close(old, self, sync, shared):
+    def merge(old, self, sync, shared):
         return [
             replace(e, shares=tuple(sorted(e.shares, key=lambda s: (-s.weight, s.name[::-1]))))
             if hasattr(e, "shares") else e
             for e in old(self, sync, shared)
         ]  # fmt: skip
 
-    wrap(patch, Rounds, "_close", close)
+    wrap(patch, Rounds, "_merge", merge)
 
 
 @bug("data-cursor", 0)
@@ -387,7 +389,7 @@ def whoever_wakes_up_acts_once_more(patch):
 
 @bug("heal-progress", 0)
 def a_donor_that_has_not_begun_is_good_enough(patch):
-    patch.setattr(Relay, "_suits", lambda _self, _at, _handover, _member, _rounds: True)
+    patch.setattr(StateRelay, "_suits", lambda _self, _at, _handover, _member, _rounds: True)
 
 
 @bug("bounded-memory", 0)
@@ -402,7 +404,7 @@ def a_lent_copy_is_never_let_go(patch):
 
 @bug("bounded-memory", 0)
 def what_is_passed_on_is_kept(patch):
-    after(patch, Relay, "encoded", lambda _self, effects: effects[:-1])
+    after(patch, StateRelay, "encoded", lambda _self, effects: effects[:-1])
 
 
 @bug("model-whole", 2)
@@ -436,7 +438,7 @@ def an_older_self_stays_a_member(patch):
         return member, [effect for effect in effects if effect not in told]
 
     wrap(patch, Membership, "join", join)
-    always(patch, Relay, "_suits", False)  # A donor that is dead is found out at once.
+    always(patch, StateRelay, "_suits", False)  # A donor that is dead is found out at once.
 
 
 # Launching.
@@ -802,11 +804,11 @@ def the_first_merge_is_kept_and_not_the_newest(patch):
 
 @bug("optimizer-with-params", 0)
 def an_outer_state_is_forgotten(patch):
-    def close(old, self, sync, shared):
+    def merge(old, self, sync, shared):
         effects = old(self, sync, shared)
         return [replace(e, state="") if hasattr(e, "shares") else e for e in effects]
 
-    wrap(patch, Rounds, "_close", close)
+    wrap(patch, Rounds, "_merge", merge)
 
 
 @bug("optimizer-with-params", 23)
@@ -1094,3 +1096,44 @@ def who_is_recorded_thinks_longer(patch):
         return old(self, node, work)
 
     wrap(patch, World, "_begin_work", begin)
+
+
+# Relays.
+
+
+@bug("token-conservation", 10)
+def a_relay_mixes_its_learners_up(patch):
+    def turned(_self, effects):
+        return [
+            replace(each, shares=tuple(
+                replace(share, handle=other.handle)
+                for share, other in zip(each.shares, reversed(each.shares), strict=True)
+            )) if isinstance(each, SumContributions) else each
+            for each in effects
+        ]  # fmt: skip
+
+    after(patch, Relay, "_compute", turned)
+
+
+@bug("model-oracle", 10)
+def a_relay_forgets_the_weights(patch):
+    def alike(old, anchor, contributions, segments, **more):
+        equal = [each._replace(weight=1.0 + index) for index, each in enumerate(contributions)]
+        return old(anchor, equal, segments, **more)
+
+    wrap(patch, simulated_work, "sum_contributions", alike)
+
+
+@bug("bounded-memory", 10)
+def a_relay_keeps_what_it_has_summed(patch):
+    after(patch, Relay, "_summed", lambda _self, effects: effects[:-1])
+
+
+@bug("merge-once", 87)
+def a_relay_is_asked_for_tokens_that_are_merged(patch):
+    patch.setattr(Member, "may_contribute", lambda self, fragment, oldest, merged: bool(
+        self.fresh and self.progress.steps[fragment] and self.progress.versions[fragment] >= oldest
+    ))  # fmt: skip
+    wrap(patch, Member, "objection", lambda old, self, said, *more: (
+        None if said.relay is not UNSET else old(self, said, *more)
+    ))  # fmt: skip

@@ -83,7 +83,7 @@ def test_a_broken_invariant_is_named(case, monkeypatch):
 def test_a_machine_that_raises_is_named(case, monkeypatch):
     """As such."""
 
-    def close(self, sync, shared):
+    def close(self, at, sync, shared):
         raise KeyError("theta/0/7")
 
     monkeypatch.setattr(Rounds, "_close", close)

@@ -110,7 +110,7 @@ def test_an_outcome_counts():
 def test_a_machine_that_raises_is_a_finding(monkeypatch):
     """Named as such, with what it raised."""
 
-    def close(self, sync, shared):
+    def close(self, at, sync, shared):
         raise KeyError("theta/0/7")
 
     monkeypatch.setattr(Rounds, "_close", close)

@@ -77,7 +77,7 @@ def test_a_contribution_is_read_as_base_plus_difference(make_job, up):
         1, 1, 0, "theta/0/0", "", (Share("learner-0.1", "in/7", 1.0, 0),), {}, {}, ("a", "b", "c"),
         differences=more,
     )  # fmt: skip
-    (contribution,), segments, _ = syncer.compression.merged(work, base)
+    (contribution,), segments, *_ = syncer.compression.merged(work, base)
     whole = syncer.layouts.decompressed(0, up, payload.data, base)
     buffer, rng = contribution.buffer, np.random.default_rng(5)
     read = np.empty(syncer.size, np.float32)
@@ -197,7 +197,7 @@ def rounds_of(make_job, leaves, count, *, merge="average", momentum=0.0, restart
         work = MergeFragment(
             t, t, 0, name, "", tuple(shares), {}, {}, ("a", "b", "c"), differences=more
         )
-        contributions, segments, anchor = syncer.merged(work, theta)
+        contributions, segments, anchor, _ = syncer.merged(work, theta)
         result = merge_fragment(
             *(theta, state, contributions, segments), outer=outer, anchor=anchor
         )
@@ -251,7 +251,7 @@ def test_a_difference_that_went_down_is_no_part_of_the_next_merge(make_job):
         1, 1, 0, "theta/0/0", "", (Share("learner-0.1", "in/1", 1.0, 0),), {}, {},
         ("a", "b", "c"), differences=Differences({}, "held/0/0", ("d", "e")),
     )  # fmt: skip
-    contributions, segments, anchor = side.compression.merged(work, theta)
+    contributions, segments, anchor, _ = side.compression.merged(work, theta)
     result = merge_fragment(
         *(theta, zero_state(REPLACING, theta), contributions, segments),
         outer=REPLACING,

@@ -4,7 +4,9 @@ import math
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from ddloco.job.config import RelayTable
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import (
     Contribution,
@@ -19,7 +21,7 @@ from ddloco.job.protocol.messages import (
     StateWanted,
     Stop,
 )
-from ddloco.job.protocol.timers import LeaveDeadline
+from ddloco.job.protocol.timers import LeaveDeadline, RelayLook
 from ddloco.job.protocol.work import (
     CopyState,
     EncodeFragment,
@@ -537,3 +539,53 @@ def test_a_learner_that_leaves_waits_for_its_step_a_little(training):
     done."""
     assert [] == of(Finish, training.tell(LeaveRequested("moved")))
     assert [Finish("left", "moved")] == of(Finish, training.tell(TimerFired(LeaveDeadline())))
+
+
+@pytest.fixture
+def sited(make_job, leaves):
+    """A learner with a relay, in the middle of its third step, linked to both."""
+    job = make_job(fragments=P, interval=P)
+    harness = Harness(replace(job, relay={"relay-0": RelayTable(("learner-0",))}), leaves)
+    assert [each.peer for each in of(Dial, harness.effects)] == ["syncer", "relay-0"]
+    harness.join()
+    harness.parameters()
+    (look,) = of(SetTimer, harness.tell(PeerJoined("relay-0", "relay-0.1")))
+    assert look.timer == RelayLook()
+    harness.finish_step()
+    harness.finish_step()
+    return harness
+
+
+def answered(harness, pull):
+    """To whom what is sent when a pull was answered, with whether it has a payload."""
+    (encode,) = of(EncodeFragment, harness.say(pull))
+    sends = of(Send, harness.tell(FragmentEncoded(encode.work, b"digest")))
+    return [(each.peer, each.body.relay, bool(each.payload)) for each in sends]
+
+
+def test_a_payload_goes_to_the_relay_and_its_head_to_the_syncer(sited):
+    """If the syncer says so, and the relay is linked."""
+    to_relay = [("relay-0", "relay-0", True), ("syncer", "relay-0", False)]
+    assert answered(sited, Pull(1, 0, relay="relay-0")) == to_relay
+    assert answered(sited, Pull(1, 0)) == [("syncer", msgspec.UNSET, True)]
+    seen = of(Observe, sited.tell(PeerLost("relay-0", "gone")))
+    assert [each.event for each in seen] == ["relay lost"]
+    assert answered(sited, Pull(1, 0, relay="relay-0")) == [("syncer", msgspec.UNSET, True)]
+
+
+def test_a_relay_brings_fragments(sited):
+    """As the syncer does; another actor may not."""
+    for peer, taken in (("relay-0", True), ("relay-9", False)):
+        body = GlobalFragment(1, 3 if taken else 6)
+        sited.tell(MessageArrived(peer, BULK, peer, 1, 99, {}, body, handle=f"in/{peer}"))
+        assert (sited.machine.incoming[1].version == body.version) == taken
+
+
+def test_a_relay_is_sent_signs_of_life(sited):
+    """So that it is noticed when it was restarted."""
+    due = sited.tell(TimerFired(RelayLook()))
+    assert [each.peer for each in of(Send, due)] == ["relay-0"]
+    sited.tell(PeerLost("relay-0", "gone"))
+    assert [] == sited.tell(TimerFired(RelayLook()))
+    sited.tell(StopRequested("over"))
+    assert "relay-0" in [each.peer for each in of(Hangup, sited.finish_step())]

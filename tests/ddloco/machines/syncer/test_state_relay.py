@@ -10,7 +10,7 @@ from ddloco.machines.syncer.global_fragments import initial_globals
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory
 from ddloco.machines.syncer.rounds import Rounds
-from ddloco.machines.syncer.state_relay import PATIENCE_S_MIN, Relay
+from ddloco.machines.syncer.state_relay import PATIENCE_S_MIN, StateRelay
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.effects import Observe
 from transport import BULK, CONTROL, CancelTimer, Drop, Send, SetTimer
@@ -29,7 +29,7 @@ class Harness:
             for p in range(P):
                 self.globals.recover(p, 6 + p)
         self.rounds = Rounds(self.membership, self.globals, OutlierHistory([]))
-        self.relay, self.work = Relay(), WorkNumbers()
+        self.relay, self.work = StateRelay(), WorkNumbers()
         for peer in (B1, C1):
             self.train(peer)
         self.membership.note_batches("learner-0", 17)
