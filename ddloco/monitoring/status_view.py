@@ -40,7 +40,11 @@ def picture(status: Status) -> Group:
         f"{seconds(each.since_s)}, {_until(each.until_s)}"
         for each in status.recovering
     ]
-    return Group(*lines, *table, *syncs, *waits, *returns, *stops, *doubts, *refused)
+    relays = [
+        escape(f"{relay}: reaches {_names(learners) if learners else 'no learner'}")
+        for relay, learners in status.relays.items()
+    ]
+    return Group(*lines, *table, *syncs, *waits, *returns, *relays, *stops, *doubts, *refused)
 
 
 def header(status: Status) -> str:
@@ -147,6 +151,8 @@ def sync_in_words(sync: SyncInFlight) -> str:
     """What a sync in progress waits for."""
     what = f"global step {sync.t}, fragment {sync.fragment}"
     since = f"since {seconds(sync.since_s)}"
+    if sync.sums_of:
+        return f"{what}: waits for sums of {_names(sync.sums_of)}, {since}"
     if sync.merging:
         return f"{what}: merging {len(sync.arrived)} contributions, {since}"
     late = [name for name in sync.pulled if name not in sync.arrived]

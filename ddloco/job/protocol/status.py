@@ -27,7 +27,8 @@ class WaitingSync(Struct, frozen=True):
 
 
 class SyncInFlight(Struct, frozen=True):
-    """A sync in progress: which learners were asked for the fragment, and which have answered."""
+    """A sync in progress: which learners were asked for the fragment, which have answered, and
+    which relays' sums it waits for."""
 
     t: int
     fragment: int
@@ -36,6 +37,7 @@ class SyncInFlight(Struct, frozen=True):
     since_s: float = 0.0
     until_s: float | None = None
     merging: bool = False
+    sums_of: tuple[str, ...] = ()
 
 
 class MemberStatus(Struct, frozen=True):
@@ -179,6 +181,7 @@ class SyncerStatus(Numbers, frozen=True, kw_only=True):
         refused: the refused contributions, by learner.
         recovering: the learners that receive a peer's state.
         standstill: why nothing has been merged for a long time; empty otherwise.
+        relays: the linked relays, with the learners that each reaches.
     """
 
     t: int | None = None
@@ -192,6 +195,7 @@ class SyncerStatus(Numbers, frozen=True, kw_only=True):
     refused: dict[str, int] = {}
     recovering: tuple[RecoveringMember, ...] = ()
     standstill: str = ""
+    relays: dict[str, tuple[str, ...]] = {}
 
 
 class Status(SyncerStatus, frozen=True, kw_only=True):

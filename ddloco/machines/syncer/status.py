@@ -62,6 +62,7 @@ def status_of(
         refused=dict(sorted(membership.refused.items())),
         recovering=recovering,
         standstill=standstill,
+        relays={peer: tuple(each.learners) for peer, each in rounds.sites.relays.items()},
     )
 
 
@@ -109,7 +110,8 @@ def _in_flight(at: float, sync: Sync) -> SyncInFlight:
         arrived=tuple(sorted(sync.parts, key=str.encode)),
         since_s=at - sync.launched_at,
         until_s=max(sync.deadline - at, 0.0),
-        merging=sync.closed,
+        merging=sync.work > 0,
+        sums_of=tuple(sync.sums_awaited),
     )
 
 

@@ -167,6 +167,17 @@ def test_a_problem_is_shown():
     assert "this is a bug [1]" in drawn({"problem": "this is a bug [1]"})
 
 
+def test_relays_and_whom_they_reach_are_shown():
+    """And the sums that a sync waits for."""
+    sync = {"t": 8, "fragment": 2, "arrived": ["a"], "since_s": 0.1, "sums_of": ["relay-0.1"]}
+    reach = {"relay-0.1": ["learner-0.1", "learner-1.1"], "relay-1.2": []}
+    text = drawn({"in_flight": [sync], "relays": reach})
+
+    assert "global step 8, fragment 2: waits for sums of relay-0.1, since 100 ms" in text
+    assert "relay-0.1: reaches learner-0.1, learner-1.1" in text
+    assert "relay-1.2: reaches no learner" in text
+
+
 def test_words_for_merging_and_windows():
     """A merge that waits for no learner; a window says until when; many names are cut short."""
     merging = {"t": 8, "fragment": 2, "arrived": ["a", "b"], "since_s": 0.1, "merging": True}

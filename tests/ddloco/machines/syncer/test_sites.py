@@ -118,6 +118,8 @@ def test_a_merge_is_of_sums(harness):
     harness.contribute(C, 4, 1, 1)
     asked = harness.relayed(B, 4, 1, 1)
     assert [] == of(MergeFragment, asked)
+    status = harness.machine.status(harness.at)
+    assert (status.relays, status.in_flight[0].sums_of) == ({RELAY: (A, B)}, (RELAY,))
     ((to, wanted),) = said(SumWanted, asked)
     assert (to, wanted.version, [each.name for each in wanted.shares]) == (RELAY, 1, [A, B])
     (timer,) = [each for each in of(SetTimer, asked) if each.timer == SumsDeadline(4)]
