@@ -224,7 +224,8 @@ class JobProgram(Runnable):
 
     def peers_said(self, name: str) -> str:
         """The other kind."""
-        return "syncer" if _command_of(self.job, name) == "learner" else "learner"
+        others = {"syncer": "learner", "relay": "syncer or learner", "learner": "syncer"}
+        return others[_command_of(self.job, name)]
 
     def asked_to_stop(self) -> tuple[str, ...]:
         """The leading syncer, which tells the others."""

@@ -148,7 +148,7 @@ class Learner(OwnMachine):
         stopping: why it stops; None if it does not.
         leaving: it stops because its process must exit, and will be started again.
         first: this is the actor's first incarnation, so that no batch of its shard is used.
-        name: its name, with ``sync.blocking``.
+        name: its name.
         data: the data shards that it draws from, with ``job.shards``.
         recovery: the state that it receives from a donor.
         installing: the work number of the installation of that state; 0 if there is none.
@@ -263,12 +263,22 @@ class Learner(OwnMachine):
             case TimerFired(LeaveDeadline()) if self.leaving:
                 return self._leave()
             case Restored():
-                self.stopping, self.leaving = None, False  # The stop belonged to an earlier run.
-                if self.lockstep is not None and self._waits:
-                    self.lockstep.waits_since = at
-                return []
+                return self._restored(at)
             case _:
                 return []
+
+    def _restored(self, at: float) -> list[Effect]:
+        """Continue from a snapshot, in a job that may have other relays."""
+        self.stopping, self.leaving = None, False  # The stop belonged to an earlier run.
+        if self.lockstep is not None and self._waits:
+            self.lockstep.waits_since = at
+        former, self.relay = self.relay, self.job.relay_of(self.name)
+        if former == self.relay or self.plan is None:
+            return []
+        self.relayed = False
+        agreement = self.job.agreement(self.plan)
+        left = [Hangup(former, "this run has other relays")] if former else []
+        return [*left, *([Dial(self.relay, agreement)] if self.relay else [])]
 
     def _syncer_lost(self, peer: str, reason: str) -> list[Effect]:
         self.linked[peer] = False
@@ -294,15 +304,16 @@ class Learner(OwnMachine):
         self.first = number_of(event.incarnation) == 1
         self.tells = event.tells
         plan = self.plan = self.job.plan(event.leaves)
+        self.name = actor_of(event.incarnation)
         if self.job.sync.blocking:
-            self.name, self.lockstep = actor_of(event.incarnation), Lockstep()
+            self.lockstep = Lockstep()
         elif event.copies:
             self.copies = host_copies(plan, self.job.syncer_of)
         count = len(plan.fragments)
         self.versions, self.step_at, self.tokens_at = [-1] * count, [0] * count, [0] * count
         agreement, syncers = self.job.agreement(plan), self.job.syncer_names()
         self.linked = dict.fromkeys(syncers, False)
-        self.relay = self.job.relay_of(actor_of(event.incarnation))
+        self.relay = self.job.relay_of(self.name)
         return [
             *(self.recovery.bring(event.state) if event.state else ()),
             *(Dial(other, agreement) for other in (*syncers, self.relay) if other),

@@ -24,6 +24,9 @@ from ddloco.machines.syncer.members import RESEND_S_MIN, Member
 from ddloco.stage.actors.effects import Observe
 from transport import BULK, CONTROL, Effect, Hangup, Retire, Send
 
+ASKED_MAX = 64
+"""Sums of a relay whose time is measured; with as many syncs in flight, later ones are not."""
+
 
 class SiteRelay(Struct, forbid_unknown_fields=True, eq=False):
     """One linked relay.
@@ -34,6 +37,8 @@ class SiteRelay(Struct, forbid_unknown_fields=True, eq=False):
         sent: for each fragment, the newest version sent over this link; -1 for none.
         sent_at: for each fragment, when that was sent, in seconds.
         learners: the learners that it reaches, each with the number of its link there.
+        asked: when it was asked for the newest sums, in seconds, by global step. What comes after
+            its deadline shows how long sums take, too.
         answer_s: seconds from the request of a sum to its arrival, the median of the newest.
     """
 
@@ -42,7 +47,19 @@ class SiteRelay(Struct, forbid_unknown_fields=True, eq=False):
     sent: list[int]
     sent_at: list[float]
     learners: dict[str, int] = {}
+    asked: dict[int, float] = {}
     answer_s: Recent = field(default_factory=Recent)
+
+    def ask(self, at: float, t: int) -> None:
+        """Note that it is asked for the sum of global step ``t``."""
+        self.asked[t] = at
+        while len(self.asked) > ASKED_MAX:
+            del self.asked[next(iter(self.asked))]
+
+    def answer(self, at: float, t: int) -> None:
+        """Note that the sum of global step ``t`` has arrived, in time or late."""
+        if t in self.asked:
+            self.answer_s.add(at - self.asked.pop(t))
 
 
 class ReceivedSum(Struct, frozen=True):

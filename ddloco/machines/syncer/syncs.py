@@ -64,8 +64,8 @@ class Sync(Struct, forbid_unknown_fields=True):
     refused: dict[str, None] = {}
     """Learners whose contributions were refused before the merge."""
     work: int = 0
-    sums_asked_at: float | None = None
-    """When relays were asked for sums, in seconds; None before that, or if none has to be asked."""
+    sums_wanted: bool = False
+    """Whether relays were asked for sums."""
     sums_awaited: dict[str, None] = {}
     """The relays that were asked for a sum and have not answered, by peer."""
     sums: dict[str, ReceivedSum] = {}
@@ -76,7 +76,7 @@ class Sync(Struct, forbid_unknown_fields=True):
     @property
     def closed(self) -> bool:
         """Whether it takes no more contributions."""
-        return self.work > 0 or self.sums_asked_at is not None
+        return self.work > 0 or self.sums_wanted
 
     @property
     def unanswered(self) -> int:

@@ -581,6 +581,23 @@ def test_a_relay_brings_fragments(sited):
         assert (sited.machine.incoming[1].version == body.version) == taken
 
 
+@pytest.mark.parametrize(
+    ("relays", "left", "dialled"),
+    [
+        ({}, ["relay-0"], []),
+        ({"relay-1": RelayTable(("learner-0",))}, ["relay-0"], ["relay-1"]),
+        ({"relay-0": RelayTable(("learner-0",))}, [], []),
+    ],
+)
+def test_a_run_that_continues_may_have_other_relays(sited, relays, left, dialled):
+    """A learner leaves the one that it had, and dials the one that it has."""
+    sited.machine.job = replace(sited.machine.job, relay=relays)
+    effects = sited.tell(Restored("syncer.1-9", ()))
+    assert [each.peer for each in of(Hangup, effects)] == left
+    assert [each.peer for each in of(Dial, effects)] == dialled
+    assert sited.machine.relayed == (not left)
+
+
 def test_a_relay_is_sent_signs_of_life(sited):
     """So that it is noticed when it was restarted."""
     due = sited.tell(TimerFired(RelayLook()))

@@ -191,8 +191,12 @@ def test_the_site_goes_on_without_its_relay(harness, end):
     (merge,) = of(MergeFragment, effects)
     assert [share.name for share in merge.shares] == [C]
     assert len(observed("refused", effects)) == 2
+    harness.at += 7.0
     late = harness.answer(4, 1, [A, B]) if isinstance(end, TimerFired) else []
     assert [] == of(MergeFragment, late)
+    if isinstance(end, TimerFired):
+        relay = harness.machine.rounds.sites.relays[RELAY]
+        assert relay.answer_s.value == pytest.approx(7.0), "a late one is measured, too"
     assert "in/sum" not in harness.holders
 
 
