@@ -167,8 +167,8 @@ job JOB.toml:path                 the job file
 --name -!                         the relay's name: relay-0
 --advertise ADDRESS               where others reach it, for RUN/NAME.address: tcp://host:5556, or
                                   tcp://host:* with the port that --bind got
---patience SECONDS:float[600.0]   leave with exit code 75 after so many seconds with no syncer and no
-                                  learner; 0 waits forever (default: 600)
+--patience SECONDS:float[600.0]   leave with exit code 75 after so many seconds with neither syncer
+                                  nor learner; 0 waits forever (default: 600)
 @actor
 """, """
 The learners in [relay.NAME] of the job file send their contributions to this relay, and the syncer

@@ -60,6 +60,9 @@ SHARDS_MAX = 4096
 """Parts of the data, four for each learner that a job may have: a report names all that its learner
 has, and one merge's record all of them."""
 
+RELAY = "relay-"
+"""What the names of relays begin with."""
+
 SYNCERS_MAX = 64
 """More shards than the fragments of one job could usefully be divided among."""
 
@@ -1072,7 +1075,7 @@ def _of_relays(job: Job) -> str | None:
         return "relay: a median of sums is not one of contributions; want another outer.merge"
     seen: dict[str, str] = {}
     for name, table in job.relay.items():
-        if not re.fullmatch(r"relay-[A-Za-z0-9_-]{1,48}", name):
+        if not re.fullmatch(rf"{RELAY}[A-Za-z0-9_-]{{1,48}}", name):
             return f'relay.{name[:64]}: want a name that begins with "relay-", such as relay-0'
         for learner in table.learners:
             if learner not in job.learner_names():

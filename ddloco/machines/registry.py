@@ -3,7 +3,7 @@
 from typing import Any
 
 from clocks import actor_of
-from ddloco.job.config import DATA_PARALLEL, Job
+from ddloco.job.config import DATA_PARALLEL, RELAY, Job
 from ddloco.job.protocol.messages import JobBody
 from ddloco.job.protocol.timers import JobTimer
 from ddloco.job.protocol.work import Asked
@@ -23,7 +23,7 @@ def machine_for(job: Job, incarnation: str) -> Machine:
         job: the resolved job.
         incarnation: the actor's name with its incarnation number.
     """
-    if actor_of(incarnation) in job.relay:
+    if actor_of(incarnation).startswith(RELAY):  # A snapshot may have those of an earlier run.
         return Relay(job)
     syncs = actor_of(incarnation) in job.syncer_names()
     if job.job.method in DATA_PARALLEL:
