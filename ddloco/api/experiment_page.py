@@ -29,12 +29,7 @@ COLUMNS = (
 
 
 class CaseRow:
-    """The results of one case.
-
-    Args:
-        name: the case.
-        results: one for each seed.
-    """
+    """The results of one case."""
 
     def __init__(self, name: str, results: Sequence[CellResult]) -> None:
         self.name = name

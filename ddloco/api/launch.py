@@ -97,11 +97,7 @@ def folder_for(job: Job, folder: Path | None, module: str = "") -> Path:
 
 
 def check_faults(job: Job, terms: LaunchTerms) -> None:
-    """Refuse faults that would not be applied.
-
-    Raises:
-        ConfigError: says which, and what they need.
-    """
+    """Refuse faults that would not be applied."""
     if not (job.chaos.fault or job.chaos.storm):
         return
     if not terms.processes:
@@ -113,12 +109,7 @@ def check_faults(job: Job, terms: LaunchTerms) -> None:
 
 
 def prepare_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
-    """Prepare the run folder; returns the job's actors, which ``run_job`` runs.
-
-    Raises:
-        ConfigError: the job, its keys, its faults or its folder cannot be used.
-        SnapshotError, StorageError: it cannot continue from the snapshot.
-    """
+    """Prepare the run folder; returns the job's actors, which ``run_job`` runs."""
     check_faults(job, terms)
     keys_of(job, "tcp" if terms.processes else job.transport.kind)
     start_point = job_start_point(

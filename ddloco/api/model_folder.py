@@ -117,11 +117,7 @@ def _name_of(task: Callable[..., Any] | str) -> str:
 
 
 def _checked(files: Any, where: str) -> dict[str, Any]:
-    """The content of each file: text, bytes, or numpy arrays by name.
-
-    Raises:
-        TaskError: a file is not one of these, or has an invalid name.
-    """
+    """The content of each file: text, bytes, or numpy arrays by name."""
     if not isinstance(files, Mapping) or not files:
         raise TaskError(f"{where}: returns {type(files).__name__}; want a dict of files by name")
     found: dict[str, Any] = {}

@@ -159,21 +159,7 @@ def trusted_replay(
     salvage: bool = False,
     turns: Path | None = None,
 ) -> Replay:
-    """Prepare the replay of a job or of a user's program.
-
-    Args:
-        folder: the run folder, or any set of its tapes.
-        progress: called with the number of events replayed so far.
-        warn: called with differences known before the replay starts.
-        snapshot: a snapshot to begin from.
-        task: a task to use in place of the one that the tapes name.
-        trust: whether the user allows calling what the tapes name.
-        salvage: whether to read damaged tapes up to the damage.
-        turns: see ``replay_of``.
-
-    Raises:
-        TapeError, ConfigError, NamedError, SnapshotError: see ``replay_of``.
-    """
+    """Prepare the replay of a job or of a user's program."""
     tapes = open_recording(folder, salvage=salvage)
     check_task(tapes, folder, task, trust=trust)
     return replay_of(

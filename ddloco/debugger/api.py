@@ -81,11 +81,7 @@ class Run:
 
     @property
     def _training(self) -> RecordedJob:
-        """The tapes of a job, for what only a job has: steps, merges, losses.
-
-        Raises:
-            ConfigError: they are of a program of the user's own.
-        """
+        """The tapes of a job, for what only a job has: steps, merges, losses."""
         return job_in(self.recorded)
 
     @property

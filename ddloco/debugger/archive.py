@@ -76,21 +76,13 @@ class ArchiveWriter:
 
 
 class ArchiveReader:
-    """Reads an archive from its beginning to its end.
-
-    Args:
-        file: open for reading, at the beginning.
-    """
+    """Reads an archive from its beginning to its end."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._packed: Any = gzip.GzipFile("", "rb", fileobj=file)
 
     def first(self, name: str, most: int) -> bytes:
         """Read the first file whole.
-
-        Args:
-            name: its name.
-            most: the most bytes that it may have.
 
         Raises:
             ArchiveError: it is another, or larger, or damaged.

@@ -87,13 +87,7 @@ def _link(
 
 
 class _Requests:
-    """Which events of one tape asked for work and set timers, up to one event.
-
-    Args:
-        run: the recorded run.
-        who: the incarnation.
-        until: the number of the last event that is looked at.
-    """
+    """Which events of one tape asked for work and set timers, up to one event."""
 
     def __init__(self, run: RecordedRun, who: str, until: int) -> None:
         self._works: dict[int, int] = {}

@@ -204,14 +204,7 @@ def _suspect(
     outliers: Sequence[Outlier],
     counted: dict[str, float],
 ) -> tuple[str, str]:
-    """Return the learner that the evidence points to, and why; without one, why it points to none.
-
-    Args:
-        run: the run.
-        breaks: all, the first ones marked.
-        outliers: contributions that stand out, the largest first.
-        counted: by learner, the usual tokens of a step.
-    """
+    """Return the learner that the evidence points to, and why; or nobody, and why not."""
     beyond = [each for each in outliers if each.times >= BEYOND_DOUBT]
     if beyond:
         worst = beyond[0]

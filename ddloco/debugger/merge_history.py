@@ -168,12 +168,7 @@ class _Open:
 
 
 class MergeHistory:
-    """Walks along a syncer's tape and yields its merges.
-
-    Args:
-        stepper: along the tape; it is where the history begins.
-        learners: the names of the job's learners.
-    """
+    """Walks along a syncer's tape and yields its merges."""
 
     def __init__(self, stepper: Stepper[Actor], learners: Sequence[str]) -> None:
         self._stepper = stepper
@@ -360,12 +355,7 @@ def _answer(done: _Open, learner: str, weight: float, event: FragmentMerged) -> 
 
 
 def wait_of(waited: NextSync, launched_at: float) -> Wait:
-    """Split the time before a launch into what held it: floor, then quorum, then grace window.
-
-    Args:
-        waited: the sync, as it was when it was launched.
-        launched_at: the time of the launch, in seconds.
-    """
+    """Split the time before a launch into what held it: floor, then quorum, then grace window."""
     since = waited.since
     floor_at = launched_at if waited.floor_at is None else min(waited.floor_at, launched_at)
     floor_at = max(floor_at, since)

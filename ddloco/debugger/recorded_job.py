@@ -24,11 +24,7 @@ from replay import Step, Tape, tape
 
 
 class RecordedJob(RecordedRun):
-    """The tapes of one run of a job; see ``RecordedRun``.
-
-    Attributes:
-        job: the resolved job.
-    """
+    """The tapes of one run of a job; see ``RecordedRun``."""
 
     def __init__(
         self, path: Path, tapes: Sequence[Tape], program: JobProgram, **options: bool
@@ -85,11 +81,7 @@ class RecordedJob(RecordedRun):
     @property
     def numbers(self) -> Numbers:
         """The job's numbers at its end, as the newest incarnation of its syncer counted them; with
-        shards, those of the leading one.
-
-        Raises:
-            TapeError, Divergence: see ``merges``.
-        """
+        shards, those of the leading one."""
         for _ in self.merges():
             pass
         lead = self.job.syncer_names()[0]
@@ -97,11 +89,7 @@ class RecordedJob(RecordedRun):
         return ended[-1].numbers if ended else Numbers()
 
     def steps_of(self, learner: str) -> Iterator[tuple[tape.Event, StepFinished]]:
-        """Yield a learner's finished inner steps, each with its record.
-
-        Raises:
-            TapeError: the tape cannot be read.
-        """
+        """Yield a learner's finished inner steps, each with its record."""
         for record, event in self.events(learner, StepFinished):
             if isinstance(event, StepFinished):
                 yield record, event

@@ -125,11 +125,7 @@ class RecordedRun:
         )
 
     def walker(self, incarnation: str) -> Stepper[Actor]:
-        """Return this run's own stepper along a tape; it is where it was left.
-
-        Raises:
-            ConfigError, SnapshotError: see ``stepper``.
-        """
+        """Return this run's own stepper along a tape; it is where it was left."""
         if incarnation not in self._walkers:
             self._walkers[incarnation] = self.stepper(incarnation)
         return self._walkers[incarnation]

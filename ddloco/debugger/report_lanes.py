@@ -231,12 +231,6 @@ def read_tape(
 ) -> TapeContent:
     """Read one tape once.
 
-    Args:
-        run: the run.
-        incarnation: whose tape.
-        offset: what to add to its times.
-        wanted: the events whose clocks are wanted.
-
     Raises:
         TapeError: the tape cannot be read.
     """
@@ -356,12 +350,7 @@ def first_step_at(run: RecordedJob, learner: str) -> float | None:
 
 
 class Axis:
-    """The common time axis of a report: whole units of time since its beginning.
-
-    Args:
-        begin: the first moment, in seconds.
-        end: the last one.
-    """
+    """The common time axis of a report: whole units of time since its beginning."""
 
     def __init__(self, begin: float, end: float) -> None:
         span = max(end - begin, 1e-6)
@@ -413,15 +402,7 @@ def evenly(count: int, most: int) -> Iterator[int]:
 def lanes_of(
     run: RecordedRun, contents: Sequence[TapeContent], axis: Axis, names: Names, share: int
 ) -> list[Lane]:
-    """Return a lane for each actor, in the program's order: of a job, syncers first.
-
-    Args:
-        run: the run.
-        contents: of its tapes.
-        axis: the axis.
-        names: numbers of incarnations.
-        share: of how many runs the report is; each has its part of what a report may hold.
-    """
+    """Return a lane for each actor, in the program's order: of a job, syncers first."""
     syncers = run.syncers if isinstance(run, RecordedJob) else ()
     learners = max(len(run.tapes) - len(syncers), 1) * share
     blocks = max(min(BLOCKS_OF_ONE_MAX, BLOCKS_MAX // learners), 1)

@@ -117,11 +117,7 @@ def _check(order: EngineJob) -> None:
 
 
 def _processes(order: EngineJob) -> int:
-    """How many nodes a learner has, which is the same for all, since they are one array.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """How many nodes a learner has, which is the same for all, since they are one array."""
     job = order.job
     counts = {name: job.worker_of(name).processes for name in job.learner_names()}
     first = counts[job.learner_names()[0]]

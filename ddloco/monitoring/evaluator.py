@@ -83,13 +83,7 @@ class Evaluator:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Evaluate models until ``finish``.
-
-        Raises:
-            ConfigError: the task has no held-out loss.
-            WorkerRequestError: the loss cannot be computed.
-            WorkerDiedError: the process ended.
-        """
+        """Evaluate models until ``finish``."""
         scored: dict[int, int] = {}
         while True:
             await self._wanted.wait()
@@ -115,11 +109,7 @@ class Evaluator:
         self._scored(t, found.loss, found.metrics)
 
     def _keep(self, path: Path, t: int, loss: float) -> None:
-        """Write the evaluated model, in place of an earlier one.
-
-        Raises:
-            ConfigError: the file cannot be written.
-        """
+        """Write the evaluated model, in place of an earlier one."""
         tensors: dict[str, Any] = {}
         for p, leaves in enumerate(self._plan.fragments):
             for index, leaf in enumerate(leaves):

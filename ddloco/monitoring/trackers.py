@@ -17,12 +17,7 @@ HELP = "tensorboard:DIR, prometheus:[HOST:]PORT, wandb:PROJECT, mlflow:URI or tr
 
 
 class Rows:
-    """Collects the points of a global step, and passes them on as one row when the next begins.
-
-    Args:
-        write: called with a global step and the newest value of each metric, by tag.
-        end: called at the end.
-    """
+    """Collects the points of a global step, and passes them on as one row when the next begins."""
 
     def __init__(
         self, write: Callable[[int, dict[str, float]], None], end: Callable[[], None]

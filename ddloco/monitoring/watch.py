@@ -195,11 +195,7 @@ async def dismiss(
 async def _asking_lead(
     address: str, timeout_s: float, keys: Path | None
 ) -> AsyncIterator[Observer]:
-    """An observer with the owner's key, of the syncer that leads.
-
-    Raises:
-        ConfigError: it is a shard that does not lead.
-    """
+    """An observer with the owner's key, of the syncer that leads."""
     async with open_observer(address, timeout_s, keys, owner=True) as observer:
         told = _status_from(await observer.status())
         name = actor_of(told.incarnation)
@@ -209,11 +205,7 @@ async def _asking_lead(
 
 
 def _status_from(plain: dict[str, Any]) -> Status:
-    """Convert a syncer's answer to a status.
-
-    Raises:
-        UnansweredError: the answer is not a status.
-    """
+    """Convert a syncer's answer to a status."""
     try:
         return status_from(plain)
     except StatusError as error:

@@ -131,14 +131,7 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
     def take_part(
         self, at: float, fact: Any, moment: Callable[[], Moment], clock: ActorClock
     ) -> list[Effect]:
-        """Handle a fact that concerns snapshots; returns effects, as a machine does.
-
-        Args:
-            at: the current time, in seconds.
-            fact: the fact.
-            moment: returns the actor's event number, clock and peers, for a cut at this event.
-            clock: the actor's clock.
-        """
+        """Handle a fact that concerns snapshots; returns effects, as a machine does."""
         participant = self.participant
         match fact:
             case MessageArrived(body=Marker(snapshot)):

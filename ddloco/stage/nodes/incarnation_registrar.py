@@ -85,9 +85,6 @@ def newest_on_tape(tapes: Path, name: str) -> int:
 class NumberRecord:
     """The newest number of each actor, in a file.
 
-    Args:
-        folder: the run folder.
-
     Raises:
         RecordError: the file exists and cannot be read.
     """
@@ -137,16 +134,7 @@ class NumberRecord:
 
 
 class Registrar:
-    """Answers actors that request incarnation numbers.
-
-    Args:
-        program: what these actors are of.
-        record: what was granted before.
-        endpoint: sends the answers.
-        note: writes to the log.
-        time: limits the rate of new numbers.
-        lease: the lead's, without which nothing is granted.
-    """
+    """Answers actors that request incarnation numbers."""
 
     def __init__(
         self,

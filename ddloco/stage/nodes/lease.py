@@ -137,11 +137,7 @@ def this_kernel() -> str:
 
 
 def folder_id(folder: Path) -> str:
-    """What tells a folder from all others; it is written there the first time.
-
-    Raises:
-        StorageError: it cannot be read or written.
-    """
+    """What tells a folder from all others; it is written there the first time."""
     here = LocalStorage(folder)
     here.create(ID_FILE, secrets.token_hex(8).encode(), exclusive=True)
     with here.open(ID_FILE) as file:

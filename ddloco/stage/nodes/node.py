@@ -393,16 +393,7 @@ def sink_of(
     *,
     confirm: Callable[[], None] = lambda: None,
 ) -> StoreSink:
-    """Where a program's snapshots go.
-
-    Args:
-        program: whose.
-        place: where.
-        run: which of the runs that share the place.
-        began_from: the snapshot of this place that the run continued from.
-        warn: told, in a thread, of what is wrong with older ones.
-        confirm: see ``HostedActor.confirm``.
-    """
+    """Where a program's snapshots go."""
     facts, table = {"job": program.id, "name": program.name}, program.snapshot
     facts |= {RUN: run} if run else {}
     facts |= {BEGAN_FROM: began_from} if began_from else {}

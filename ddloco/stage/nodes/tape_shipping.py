@@ -26,12 +26,7 @@ successors in this folder, who have shipped it."""
 
 class TapeTransfer:
     """Runs a sender or a receiver of tapes beside an actor, and receives for it after the actor's
-    driver has ended.
-
-    Args:
-        attended: the sender or receiver.
-        lane: the endpoint with its lane.
-    """
+    driver has ended."""
 
     def __init__(self, attended: Beside, lane: SideChannel) -> None:
         self._attended = attended
@@ -80,19 +75,8 @@ async def ship_tapes(
 ) -> tuple[SideChannel, TapeTransfer]:
     """Let an actor ship its tape, and what is missing of its former ones, to the lead.
 
-    Args:
-        program: what it is an actor of.
-        incarnation: the actor's incarnation.
-        folder: its run folder.
-        endpoint: its endpoint; each tape gets a connection of its own.
-        note: writes to the log.
-        address: where the lead listens.
-
     Returns:
         The actor's endpoint, with a lane for each tape, and the senders, which run beside it.
-
-    Raises:
-        OSError: the address is invalid.
     """
     how = partial(_Shipped, program, folder=folder, note=note, address=address)
     shipped = how(incarnation, LANE, endpoint=endpoint)
@@ -107,20 +91,7 @@ async def ship_tapes(
 
 
 class _Shipped:
-    """One tape that is shipped, and its connection to the lead.
-
-    Args:
-        program: what its actor is of.
-        incarnation: whose tape it is.
-        label: the lane, unique among the tapes of this actor.
-        folder: the run folder.
-        endpoint: the actor's endpoint.
-        note: writes to the log.
-        address: where the lead listens.
-
-    Attributes:
-        lane: the endpoint with this tape's lane handled separately.
-    """
+    """One tape that is shipped, and its connection to the lead."""
 
     def __init__(
         self,

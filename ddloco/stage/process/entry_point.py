@@ -284,10 +284,6 @@ def _locations(found: ModuleSpec, searched: Sequence[str]) -> list[str]:
     """Return where the modules of a package are.
 
     The spec of a plain folder cannot tell: it looks again, in the parent package as imported.
-
-    Args:
-        found: the package, or plain folder.
-        searched: the folders in which it was found.
     """
     if found.has_location:
         return list(found.submodule_search_locations or ())

@@ -199,11 +199,7 @@ class TapeReceiver:
     # The methods below run in a thread, one call at a time.
 
     def _answer(self, name: str, said: Shipped, data: Buffer) -> Has | Declined:
-        """Perform a request and return the answer.
-
-        Raises:
-            RefusedError: the request is rejected.
-        """
+        """Perform a request and return the answer."""
         if not self._is_learner(name):
             raise _end(said, f"{name[:64]} is not an incarnation of a learner of this job")
         if isinstance(said, AskLength) and said.version != VERSION:
