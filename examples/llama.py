@@ -261,12 +261,5 @@ class Llama:
 def task(
     size: str = "small", *, tied: bool = True, theta: float = 10_000.0, tokenizer: str = ""
 ) -> Llama:
-    """Return the task at one of the SIZES.
-
-    Args:
-        size: the name of a size.
-        tied: whether the head is the embedding.
-        theta: the base of the rotary frequencies.
-        tokenizer: the file of a tokenizer, such as tokenizer.json; empty for bytes.
-    """
+    """Return the task at one of the SIZES."""
     return Llama(SIZES[size], tied=tied, theta=theta, tokenizer=tokenizer)

@@ -40,13 +40,7 @@ def explained(
     answer: Callable[[RecordedRun], int],
     wanted: Callable[[str], bool] | None = None,
 ) -> int:
-    """Open the run in ``given.folder``, answer, and say in one line what is wrong with it.
-
-    Args:
-        given: what was given to the command.
-        answer: answers the question; returns the exit code.
-        wanted: whether an incarnation's tape is needed; by default all are.
-    """
+    """Open the run in ``given.folder``, answer, and say in one line what is wrong with it."""
     # Tapes are many small objects that live long: looking for garbage more often finds none.
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS, 50, 100)

@@ -226,11 +226,6 @@ class Run:
 class Position:
     """One event of a run, after its actor has handled it.
 
-    Args:
-        run: the run.
-        actor: the incarnation.
-        number: the event's number.
-
     Attributes:
         at: the time of the event, in seconds since the actor's start.
         event: the event itself.

@@ -40,11 +40,7 @@ def archive_header(name: str, size: int) -> bytes:
 
 
 class ArchiveWriter:
-    """Writes an archive.
-
-    Args:
-        file: open for writing; whoever opened it closes it.
-    """
+    """Writes an archive."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0)

@@ -39,12 +39,6 @@ class Cause(Struct, frozen=True):
 def chain(run: RecordedRun, incarnation: str, number: int, most: int) -> list[Cause]:
     """Return the chain of causes of an event, that event first.
 
-    Args:
-        run: the recorded run.
-        incarnation: whose event.
-        number: its number.
-        most: how many links to return at most.
-
     Raises:
         ConfigError: there is no such event.
         Divergence: this program decides otherwise than a tape says.

@@ -46,11 +46,6 @@ def why_merge(run: RecordedJob, t: int) -> Told:
 def why_absent(run: RecordedJob, learner: str, t: int) -> Told:
     """Explain why a learner is not in a merge.
 
-    Args:
-        run: the recorded run.
-        learner: its name or its incarnation.
-        t: the global step of the merge.
-
     Raises:
         ConfigError: the run has no such merge or no such learner.
     """

@@ -67,14 +67,7 @@ class UnansweredError(Exception):
 
 
 class Observer:
-    """Sends requests to one syncer, and receives its notices.
-
-    Args:
-        endpoint: has dialled the syncer as ``ROUTE``.
-        address: the syncer's address, for messages.
-        timeout_s: how long the first answer may take, in seconds.
-        keyed: whether keys are used, for messages.
-    """
+    """Sends requests to one syncer, and receives its notices."""
 
     def __init__(
         self, endpoint: Endpoint, address: str, timeout_s: float, *, keyed: bool = False

@@ -131,14 +131,6 @@ async def follow_job(
 ) -> None:
     """Follow a job until it ends or a signal arrives.
 
-    Args:
-        address: the address of its syncer.
-        timeout_s: how long the first answer may take, in seconds.
-        keys: a folder of keys, if the job has any.
-        metrics: receives the numbers.
-        lines: prints the notices, if wanted.
-        evaluate: how global models are evaluated, if they are.
-
     Raises:
         ConfigError: the address is invalid, or the job file describes another model.
         WorkerRequestError: the task cannot be used.

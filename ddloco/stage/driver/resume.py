@@ -85,11 +85,6 @@ class Start:
 def load_start(store: Store, part: Part, states: ActorStates[Any]) -> Start:
     """Read the state of one participant.
 
-    Args:
-        store: the store that holds the snapshot.
-        part: the participant's entry in the manifest.
-        states: reads states of such a participant.
-
     Raises:
         SnapshotError: a blob is missing, damaged, or of another version of this program.
         StorageError: the store cannot be read.
@@ -150,14 +145,7 @@ class StartPoint(Generic[S]):
     def first(
         self, start: Start, names: Collection[str], job_id: str, run: str = ""
     ) -> tuple[Restored, list[Arrived | WorkResult]]:
-        """Return the first event of an actor that resumes, and what follows it at once.
-
-        Args:
-            start: its state.
-            names: the actors of the new run.
-            job_id: sent with every message.
-            run: which of the runs of the job it is.
-        """
+        """Return the first event of an actor that resumes, and what follows it at once."""
         restored = Restored(self.snapshot, self.missing(start, names), run)
         return restored, [*start.results, *start.arrivals(job_id)]
 

@@ -316,13 +316,7 @@ async def run_together(
     finishes: dict[str, Finish],
     ended: Callable[[HostedActor, Finish], None],
 ) -> None:
-    """Run actors of this process until all have ended, and close their endpoints.
-
-    Args:
-        actors: the actors.
-        finishes: how each ended is stored here, by incarnation.
-        ended: called when one has ended, to ask others to stop.
-    """
+    """Run actors of this process until all have ended, and close their endpoints."""
 
     async def run(actor: HostedActor) -> None:
         try:

@@ -90,16 +90,7 @@ class IncomingTape:
 
 
 class TapeReceiver:
-    """Receives the tapes of a job's learners.
-
-    Args:
-        folder: the syncer's tape folder.
-        names: the learners.
-        job: the id and the settings of the job that the tapes must belong to.
-        endpoint: sends the answers.
-        note: writes to the log.
-        holds: whether this process still acts as the syncer; if not, nothing is written.
-    """
+    """Receives the tapes of a job's learners."""
 
     def __init__(
         self,

@@ -50,15 +50,7 @@ Note = Callable[[str, dict[str, Any]], None]
 
 
 class TapeSender:
-    """Ships one tape.
-
-    Args:
-        path: the tape.
-        route: the syncer's lane for tapes.
-        endpoint: the endpoint that has dialled it.
-        table: the size and age at which a segment is sent.
-        note: writes to the log.
-    """
+    """Ships one tape."""
 
     def __init__(
         self, path: Path, route: str, endpoint: Endpoint, table: TapeTable, note: Note
