@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import asdict
 
 from clocks import actor_of
 from ddloco.debugger.recorded_job import RecordedJob
@@ -65,49 +66,40 @@ TEXT_MAX = 300
 """Characters of a reason; tapes may hold more."""
 
 
-class FinerSteps(Struct):
-    """The same inner steps in smaller blocks, which are shown when the page is zoomed in.
-
-    Attributes:
-        size: steps in each block but the last one.
-        end: when the last step of each block was finished (differences).
-        n: the event of that (differences).
-        step: the number of that step (differences).
-        loss: the mean loss of each block; none where it is not finite.
-    """
-
-    size: int
-    end: list[int]
-    n: list[int]
-    step: list[int]
-    loss: list[float | None]
-
-
-class Steps(Struct):
+class Blocks(Struct):
     """The inner steps of an incarnation, in blocks.
 
     Attributes:
         size: steps in each block but the last one.
-        count: steps in all.
-        begun: when the first one began.
         end: when the last step of each block was finished (differences).
         n: the event of that (differences).
         step: the number of that step (differences).
         loss: the mean loss of each block; none where it is not finite.
-        clock: the entries that the actor learned since the block before: actor, number, ...;
-            absent if there would be too many.
-        finer: the same in smaller blocks, the larger ones first, as far as the file holds them.
     """
 
     size: int
-    count: int
-    begun: int
     end: list[int]
     n: list[int]
     step: list[int]
     loss: list[float | None]
+
+
+class Steps(Blocks):
+    """The blocks that a page shows first.
+
+    Attributes:
+        count: steps in all.
+        begun: when the first one began.
+        clock: the entries that the actor learned since the block before: actor, number, ...;
+            absent if there would be too many.
+        finer: the same in smaller blocks, the larger ones first, as far as the file holds them;
+            shown when the page is zoomed in.
+    """
+
+    count: int = 0
+    begun: int = 0
     clock: list[list[int]] | None = None
-    finer: list[FinerSteps] = []
+    finer: list[Blocks] = []
 
 
 class Marks(Struct):
@@ -479,7 +471,6 @@ def _blocks(content: TapeContent, axis: Axis, names: Names, most: int, finer: in
     steps = content.steps
     size = -(-len(steps) // most)
     groups = [steps[i : i + size] for i in range(0, len(steps), size)]
-    lasts = [group[-1] for group in groups]
     clock: list[list[int]] = []
     for group in groups:
         learned: dict[str, int] = {}
@@ -488,15 +479,11 @@ def _blocks(content: TapeContent, axis: Axis, names: Names, most: int, finer: in
         clock.append(names.clock(learned, content.incarnation))
     begun = content.begun if content.begun is not None else steps[0].at
     return Steps(
-        size=size,
+        **asdict(_in_blocks(steps, axis, size)),
         count=len(steps),
         begun=axis.place(begun),
-        end=to_differences(axis.place(each.at) for each in lasts),
-        n=to_differences(each.n for each in lasts),
-        step=to_differences(each.step for each in lasts),
-        loss=[finite(sum(each.loss for each in group) / len(group)) for group in groups],
         clock=clock,
-        finer=[_finer(steps, axis, each) for each in _sizes(size, -(-len(steps) // finer))],
+        finer=[_in_blocks(steps, axis, each) for each in _sizes(size, -(-len(steps) // finer))],
     )
 
 
@@ -509,10 +496,10 @@ def _sizes(coarse: int, fine: int) -> list[int]:
     return [round(math.sqrt(coarse * fine)), fine]
 
 
-def _finer(steps: Sequence[RawStep], axis: Axis, size: int) -> FinerSteps:
+def _in_blocks(steps: Sequence[RawStep], axis: Axis, size: int) -> Blocks:
     groups = [steps[i : i + size] for i in range(0, len(steps), size)]
     lasts = [group[-1] for group in groups]
-    return FinerSteps(
+    return Blocks(
         size=size,
         end=to_differences(axis.place(each.at) for each in lasts),
         n=to_differences(each.n for each in lasts),

@@ -8,9 +8,8 @@ from typing import Any
 
 from ddloco.job.config import Job
 from ddloco.monitoring.metrics import Prometheus, Sink, TensorBoard, extra_package
+from ddloco.stage.files.addresses import PORT_MAX
 from ddloco.stage.files.toml import ConfigError
-
-PORT_MAX = 65535
 
 HELP = "tensorboard:DIR, prometheus:[HOST:]PORT, wandb:PROJECT, mlflow:URI or trackio:PROJECT"
 """The forms of a tracker's name."""

@@ -1,9 +1,8 @@
 """Ships tapes between hosts: the lane for tapes of an actor's endpoint, and what runs on it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import trio
 
@@ -12,6 +11,7 @@ from ddloco.stage.files.run_folder import TAPES
 from ddloco.stage.nodes.lease import Lease
 from ddloco.stage.nodes.node import Beside
 from ddloco.stage.nodes.runnable import Runnable
+from ddloco.stage.process.log import Note
 from ddloco.stage.tapes.receiver import TapeReceiver
 from ddloco.stage.tapes.sender import TapeSender
 from ddloco.stage.tapes.shipping_protocol import LANE
@@ -42,10 +42,6 @@ class TapeTransfer:
             nursery.start_soon(self._lane.run_alone)
             await self._attended.finish(within_s)
             nursery.cancel_scope.cancel()
-
-
-Note: TypeAlias = Callable[[str, dict[str, Any]], None]
-"""Writes an event to the log."""
 
 
 def receive_tapes(

@@ -23,6 +23,7 @@ import xxhash
 
 from clocks import actor_of
 from ddloco.stage.files.trust import content_of
+from ddloco.stage.process.log import Note
 from ddloco.stage.process.side_protocol import Refusals, SideProtocolError, encode
 from ddloco.stage.tapes.sender import digest_prefix
 from ddloco.stage.tapes.shipping_protocol import (
@@ -66,7 +67,6 @@ seconds."""
 FINISH_S = 30.0
 """How long, in seconds, a syncer that has ended waits for the rest of the tapes."""
 
-Note = Callable[[str, dict[str, Any]], None]
 Shipped = AskLength | Segment | Whole
 
 

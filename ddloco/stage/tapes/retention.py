@@ -5,13 +5,13 @@ costs only disk space. It handles one actor's files only, so it needs no knowled
 tapes; a replay starts from a snapshot that all remaining tapes cover.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import trio
 
 from clocks import actor_of, number_of
+from ddloco.stage.process.log import Note
 from replay import files_of
 from replay.tape import SUFFIX
 from replay.tape_files import whose
@@ -24,8 +24,6 @@ FINISH_S = 10.0
 """How long, in seconds, an actor that has ended waits for a last check if storage is slow."""
 
 NOT_DROPPED = "tape not dropped"
-
-Note = Callable[[str, dict[str, Any]], None]
 
 
 class TapeRetention:

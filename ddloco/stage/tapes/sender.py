@@ -5,15 +5,14 @@ here affects only the copy.
 """
 
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import trio
 import xxhash
 
 from clocks import open_regular
 from ddloco.stage.files.settings import TapeTable
+from ddloco.stage.process.log import Note
 from ddloco.stage.process.side_protocol import SideProtocolError, encode
 from ddloco.stage.tapes.shipping_protocol import (
     SEGMENT_BYTES_MAX,
@@ -45,8 +44,6 @@ NOT_SHIPPED = "tape not shipped"
 
 ANSWERS_MAX = 16
 """Answers that may be queued; only the answer to the last message counts."""
-
-Note = Callable[[str, dict[str, Any]], None]
 
 
 class TapeSender:
