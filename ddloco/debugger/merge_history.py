@@ -112,7 +112,7 @@ class Merge(Struct, frozen=True):
         moved: the distance that the outer step went (norm).
         theta: digest of the new parameters, in hex; ``state`` (of the outer optimizer) and ``wire``
             likewise.
-        tensors: the beginnings of the digests of its tensors, in hex; empty on old tapes.
+        tensors: the beginnings of the digests of its tensors, in hex; empty if it has none.
         repeats: why earlier launches of it came to nothing, each with its event.
     """
 

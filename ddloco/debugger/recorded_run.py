@@ -15,6 +15,7 @@ from clocks import VectorClock, actor_of, number_of
 from ddloco.debugger.timeline import clock_offsets
 from ddloco.replayer.gaps import begins_said, gaps_of, listed
 from ddloco.replayer.recording import named_settings, permit_of, start_point_in
+from ddloco.replayer.start_point import clock_at
 from ddloco.roles.job_program import JobProgram
 from ddloco.stage.actors.actor import Actor, new_actor
 from ddloco.stage.driver.resume import StartPoint
@@ -201,13 +202,7 @@ class RecordedRun:
         found = self.tape_of(incarnation)
         if not found.header.after < number <= found.events:
             raise _no_event(found, number)
-        known = dict(found.header.clock)
-        for record in found.records():
-            if isinstance(record, tape.Event):
-                known.update(record.clock)
-                if record.n == number:
-                    break
-        return VectorClock({**known, incarnation: number})
+        return VectorClock(clock_at(found, number))
 
     def clock_sums(self, events: Iterable[str]) -> dict[str, int]:
         """Return the sum of the clock's entries of each event, given as ``syncer.1:540``.

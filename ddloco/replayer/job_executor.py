@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, final
 
 import trio
-from msgspec.structs import replace
 
 from clocks import actor_of
 from ddloco.job.config import Job, Worker
@@ -43,8 +42,6 @@ from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.task import TaskError, task_digest
 from ddloco.workers.task_sources import kept_modules
 from replay import Tape, event_line
-
-WITH_TENSORS = FragmentEncoded, FragmentMerged, StepFinished
 
 
 @final
@@ -171,9 +168,6 @@ class JobExecutor:
 
     def difference(self, recorded: WorkResult, found: WorkResult) -> str | None:
         """Return what kind of difference two results have, in words; None if they are equal."""
-        if isinstance(recorded, WITH_TENSORS) and not recorded.tensors:
-            # Tapes of former versions have no digests of single tensors.
-            found = replace(found, tensors=b"") if type(found) is type(recorded) else found
         hint = difference_of(recorded, found)
         if hint is not None:
             return self._explained(recorded, found, hint)

@@ -18,7 +18,7 @@ from ddloco.replayer.start_point import Permit, choose_start_point
 from ddloco.roles.job_program import JobProgram, program_of
 from ddloco.stage.actors.actor import ACTOR_SEMANTICS
 from ddloco.stage.driver.resume import StartPoint
-from ddloco.stage.files.run_folder import SNAPSHOTS, TAPES
+from ddloco.stage.files.run_folder import JOB_FILE, SNAPSHOTS, TAPES
 from ddloco.stage.files.toml import read_toml
 from ddloco.stage.files.trust import check_states, check_trust, content_of, job_digest
 from ddloco.stage.nodes.runnable import Runnable
@@ -32,7 +32,6 @@ from ddloco.stage.programs.program import (
 )
 from replay import Tape, TapeError, open_tapes
 
-JOB_FILE = "job.toml"
 TENSORS_MAX = 2**20
 """More tensors than any model has."""
 
