@@ -355,13 +355,7 @@ class SharingPeer:
 
 
 class SharedPayloads:
-    """The peers of an endpoint with which payloads are exchanged by reference.
-
-    Args:
-        own: the memory of this side.
-        owner_of: returns the identity of the connection that owns a route, as ZeroMQ has it.
-        route_of: returns the route in an identity; None if it has none.
-    """
+    """The peers of an endpoint with which payloads are exchanged by reference."""
 
     def __init__(
         self,

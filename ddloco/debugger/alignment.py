@@ -118,12 +118,7 @@ class Alignment:
 
 
 class AlignedRun(Alignment):
-    """All items of a run of a job.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        ConfigError: the job's method has no merges of fragments.
-    """
+    """All items of a run of a job."""
 
     compared = "batches, losses, updates, installed fragments, contributions and merges"
 

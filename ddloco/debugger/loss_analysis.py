@@ -166,12 +166,7 @@ class LossFindings(Struct, frozen=True):
 
 
 def analyse_losses(run: RecordedJob) -> LossFindings:
-    """Find the breaks of all learners' losses, and the contributions that stand out.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        Divergence: this program decides otherwise than a tape says.
-    """
+    """Find the breaks of all learners' losses, and the contributions that stand out."""
     breaks: list[Break] = []
     steps = 0
     counted: dict[str, float] = {}

@@ -188,12 +188,7 @@ class MergeHistory:
         """The job's numbers at the last event that was seen."""
 
     def merges(self) -> Iterator[Merge]:
-        """Yield every merge in the order in which they were done.
-
-        Raises:
-            Divergence: this program decides otherwise than the tape says.
-            TapeError: the tape cannot be read.
-        """
+        """Yield every merge in the order in which they were done."""
         self._begin()
         at, machine = 0.0, self._stepper.actor.machine
         for step in self._stepper.steps():

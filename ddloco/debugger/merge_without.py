@@ -102,13 +102,8 @@ class MergeWithout(Struct, frozen=True):
 def merge_without(
     run: RecordedJob, t: int, without: Collection[str], **options: Any
 ) -> MergeWithout:
-    """Compute a merge again without the contributions of some learners.
-
-    Args:
-        run: the recorded run.
-        t: the global step of the merge.
-        without: learners, by name or incarnation.
-        options: of ``replay_until``: ``task``, ``trust``, ``warn``, ``progress``.
+    """Compute a merge again without the contributions of some learners, by name or incarnation;
+    ``options`` are those of ``replay_until``.
 
     Raises:
         ConfigError: there is no such merge, they are not in it, no other contribution is, or the

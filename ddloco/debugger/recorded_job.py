@@ -52,11 +52,7 @@ class RecordedJob(RecordedRun):
 
     @property
     def syncer(self) -> str:
-        """The first incarnation of the first syncer that has a tape.
-
-        Raises:
-            ConfigError: no syncer has one.
-        """
+        """The first incarnation of the first syncer that has a tape."""
         if not self.syncers:
             raise ConfigError(
                 f"{self.path}: no tape of a syncer; there are {', '.join(self.tapes)}"
@@ -95,12 +91,7 @@ class RecordedJob(RecordedRun):
                 yield record, event
 
     def first_step(self, learner: str) -> Step | None:
-        """Return the event at which a learner asked for its first inner step, None if it never did.
-
-        Raises:
-            TapeError, SnapshotError: the beginning of the tape is not there.
-            Divergence: this program decides otherwise than the tape says.
-        """
+        """Return the event at which a learner asked for its first inner step; None without one."""
         for step in self.stepper(learner).steps():
             if any(isinstance(effect, RunStep) for effect in step.effects):
                 return step
@@ -110,9 +101,6 @@ class RecordedJob(RecordedRun):
         """Yield the merges of every syncer, syncer after syncer, in the order of their tapes.
 
         They are computed once, as far as they have been asked for.
-
-        Raises:
-            TapeError, Divergence: see ``MergeHistory.merges``.
         """
         for syncer in self.syncers:
             known = self._merges.setdefault(syncer, [])
@@ -128,11 +116,7 @@ class RecordedJob(RecordedRun):
                 yield known[position]
 
     def merges_of(self, syncer: str) -> Iterator[Merge]:
-        """Compute and yield the merges of one syncer, in the order of its tape.
-
-        Raises:
-            TapeError, Divergence: see ``MergeHistory.merges``.
-        """
+        """Compute and yield the merges of one syncer, in the order of its tape."""
         return MergeHistory(self.stepper(syncer), self.job.learner_names()).merges()
 
     def merge(self, t: int) -> Merge:

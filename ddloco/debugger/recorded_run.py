@@ -27,13 +27,8 @@ from replay import Step, Stepper, Tape, TapeError, tape
 class RecordedRun:
     """The tapes of one run of a job or of a user's program; see ``open_run``.
 
-    Args:
-        path: where the tapes were found.
-        tapes: the tapes.
-        program: what they are of.
-        salvage: whether damaged tapes are read up to the damage.
-        trust: whether the user trusts the author of a run of another user. Its machines then begin
-            with the states in its snapshots, and ``arrays`` calls its task.
+    With ``trust`` the machines of a run of another user begin with the states in its snapshots, and
+    ``arrays`` calls its task.
 
     Attributes:
         tapes: by incarnation, sorted by actor and incarnation number.
@@ -96,11 +91,7 @@ class RecordedRun:
         return at + self.offsets.get(incarnation, 0.0)
 
     def tape_of(self, incarnation: str) -> Tape:
-        """Return the tape of an incarnation.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Return the tape of an incarnation."""
         found = self.tapes.get(incarnation)
         if found is None:
             there = ", ".join(self.tapes)

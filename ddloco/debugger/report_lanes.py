@@ -221,11 +221,7 @@ class TapeContent:
 def read_tape(
     run: RecordedRun, incarnation: str, offset: float, wanted: Iterable[int] = ()
 ) -> TapeContent:
-    """Read one tape once.
-
-    Raises:
-        TapeError: the tape cannot be read.
-    """
+    """Read one tape once."""
     content = TapeContent(incarnation)
     asked = set(wanted)
     known = dict(run.tape_of(incarnation).header.clock)
@@ -329,11 +325,7 @@ def _see_rare(content: TapeContent, at: float, n: int, event: Any, cuts: set[str
 
 
 def first_step_at(run: RecordedJob, learner: str) -> float | None:
-    """When a learner asked for its first step, on its own clock; None if that is not on its tape.
-
-    Raises:
-        Divergence: this program decides otherwise than the tape says.
-    """
+    """When a learner asked for its first step, on its own clock; None if its tape does not say."""
     try:
         asked = run.first_step(learner)
     except (TapeError, SnapshotError):

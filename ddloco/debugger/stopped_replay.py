@@ -159,11 +159,7 @@ def replay_until(
 
 
 def arrays_at(run: RecordedRun, incarnation: str, number: int, handle: str) -> Tensors:
-    """Return the tensors under a handle after an event of an actor.
-
-    Raises:
-        ConfigError: there is no such array there, or the replay parts from the tapes before it.
-    """
+    """Return the tensors under a handle after an event of an actor."""
     found: list[Tensors] = []
     report = replay_until(
         run,

@@ -26,10 +26,6 @@ LISTED_MAX = 8
 def gaps_of(tapes: Sequence[Tape], path: Path) -> list[str]:
     """Return what is missing or damaged, a line for each.
 
-    Args:
-        tapes: some tapes of a run; those beside them in its folder are not missing.
-        path: where they were found.
-
     Raises:
         TapeError: a tape cannot be read.
         ConfigError: this version cannot run the recorded job.

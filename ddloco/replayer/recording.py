@@ -50,11 +50,6 @@ def open_recording(
 ) -> list[Tape]:
     """Open the tapes of a run, scanned; all are of the job or the program that their folder is of.
 
-    Args:
-        path: the run folder, a folder of tapes, or one tape.
-        salvage: whether to read damaged tapes up to the damage.
-        wanted: whether an incarnation's tape is opened; see ``open_tapes``.
-
     Raises:
         TapeError: one cannot be read, or is of another job, or of another version's semantics.
         ConfigError: this version cannot run the recorded job, or the folder's own.
@@ -76,13 +71,8 @@ def open_recording(
 
 
 def check_task(tapes: Sequence[Tape], path: Path, task: str, *, trust: bool) -> None:
-    """Refuse to call what tapes name, unless this user recorded them or confirms it.
-
-    Args:
-        tapes: of one run.
-        path: where they were found.
-        task: what the user names in place of it; empty for nothing.
-        trust: whether the user confirms it.
+    """Refuse to call what tapes name, unless this user recorded them, confirms it (``trust``), or
+    names something else (``task``).
 
     Raises:
         ConfigError: another user recorded the run.
@@ -106,12 +96,6 @@ def program_in(
     tapes: Sequence[Tape], path: Path, task: str = "", *, trust: bool = False
 ) -> JobProgram | LoadedProgram:
     """Return what the tapes of a run are of: a job, or a user's program, which is imported here.
-
-    Args:
-        tapes: of one run.
-        path: where they were found.
-        task: the program of the user's that is used in place of the one that the tapes name.
-        trust: whether the user allows importing what another user's tapes name.
 
     Raises:
         ConfigError: this version cannot run the job; or another user recorded the program.
@@ -142,11 +126,7 @@ def start_point_in(
 
 
 def job_of(tape: Tape) -> Job:
-    """The job that a tape's header names.
-
-    Raises:
-        ConfigError: this version cannot run it.
-    """
+    """The job that a tape's header names."""
     return job_from(tape.header.job, f"{tape.path} (header)")
 
 

@@ -280,9 +280,6 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
         """Note that ``handles`` are needed until they are written, once for each cut.
 
         The caller adds the references to the handles, one for each cut.
-
-        Returns:
-            The work number and the snapshot of each cut.
         """
         begun: list[tuple[int, str]] = []
         for cut in self.cuts:

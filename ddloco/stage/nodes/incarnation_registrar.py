@@ -110,11 +110,7 @@ class NumberRecord:
 
     def note(self, name: str, number: int) -> None:
         """Record an actor's new number; it is on disk when this returns. Other processes that have
-        this folder may record theirs at the same time.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        this folder may record theirs at the same time."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_name(f".{RECORD}.partial")
         with self._path.with_name(f".{RECORD}.lock").open("ab") as lock:

@@ -287,11 +287,7 @@ class Lease:
                 self._claim_next()
 
     async def run(self, note: Callable[[str, dict[str, str]], None]) -> None:
-        """Renew it, until it is lost.
-
-        Args:
-            note: writes to the log.
-        """
+        """Renew it, until it is lost."""
         while not self._lost:
             try:
                 await trio.to_thread.run_sync(self.renew)

@@ -47,11 +47,8 @@ class TapeTransfer:
 def receive_tapes(
     program: Runnable, folder: Path, endpoint: Endpoint, note: Note, lease: Lease | None = None
 ) -> tuple[SideChannel, TapeTransfer]:
-    """Let the lead, while it holds its lease, receive the other actors' tapes.
-
-    Returns:
-        The lead's endpoint, with a lane for tapes, and the receiver, which runs beside it.
-    """
+    """Let the lead, while it holds its lease, receive the other actors' tapes; returns its endpoint
+    with a lane for them, and what runs beside it."""
     others = tuple(name for name in program.names if name != program.lead)
     settings = program.id, program.as_plain()
     holds = lease.holds if lease is not None else lambda: True
@@ -69,11 +66,8 @@ async def ship_tapes(
     note: Note,
     address: str,
 ) -> tuple[SideChannel, TapeTransfer]:
-    """Let an actor ship its tape, and what is missing of its former ones, to the lead.
-
-    Returns:
-        The actor's endpoint, with a lane for each tape, and the senders, which run beside it.
-    """
+    """Let an actor ship its tape, and what is missing of its former ones, to the lead; returns its
+    endpoint with a lane for each, and what runs beside it."""
     how = partial(_Shipped, program, folder=folder, note=note, address=address)
     shipped = how(incarnation, LANE, endpoint=endpoint)
     await shipped.dial()

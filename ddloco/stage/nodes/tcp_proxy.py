@@ -117,11 +117,7 @@ class Pipe:
         """The number of bytes that were read and not yet sent."""
 
     async def run(self) -> None:
-        """Forward until the source has ended and everything is delivered, or the sink is gone.
-
-        Raises:
-            BrokenHereError: the source broke; what it had sent before was delivered.
-        """
+        """Forward until the source has ended and everything is delivered, or the sink is gone."""
         broken = False
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read)

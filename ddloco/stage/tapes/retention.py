@@ -27,16 +27,7 @@ NOT_DROPPED = "tape not dropped"
 
 
 class TapeRetention:
-    """Deletes tape files that end before the oldest of an actor's newest committed cuts.
-
-    Args:
-        folder: the tape folder.
-        incarnation: the actor's incarnation; tapes of its earlier ones are handled too.
-        count: how many cuts are kept.
-        program: the id of what runs; others may use the same snapshot storage.
-        place: the snapshot storage.
-        note: writes to the log.
-    """
+    """Deletes tape files that end before the oldest of an actor's newest committed cuts."""
 
     def __init__(
         self,
