@@ -144,13 +144,13 @@ class Store:
             SnapshotError: it is not intact; says what is wrong, and names the newest intact one.
             StorageError: the storage cannot be read.
         """
+        verifier = self.verifier(progress)
         if snapshot == NEWEST:
             self._check_one_run()
-            newest = self.newest_intact(progress)
+            newest = self._newest_intact(verifier)
             if newest is None:
                 raise SnapshotError(f"{self.name}: holds no intact snapshot")
             return newest
-        verifier = Verifier(self._place, progress)
         problems = verifier.verify(snapshot)
         if not problems:
             return read_manifest(self._place, snapshot)
@@ -170,10 +170,6 @@ class Store:
             StorageError: it cannot be read.
         """
         return read_manifest(self._place, snapshot)
-
-    def newest_intact(self, progress: Progress = no_progress) -> Manifest | None:
-        """The newest snapshot whose every byte is as it was written; None if there is none."""
-        return self._newest_intact(Verifier(self._place, progress))
 
     def _newest_intact(self, verifier: Verifier) -> Manifest | None:
         for each in self.snapshots():
@@ -209,16 +205,8 @@ class Store:
 
     # Maintenance.
 
-    def verify(self, snapshot: str, progress: Progress = no_progress) -> list[str]:
-        """The problems of a snapshot, one line per file; empty if it is intact.
-
-        Checks that the clocks form a consistent cut, and that every piece and blob exists with the
-        right size and digest. For several snapshots that share blobs, use one ``verifier``.
-        """
-        return self.verifier(progress).verify(snapshot)
-
     def verifier(self, progress: Progress = no_progress) -> Verifier:
-        """A verifier for several snapshots, which reads shared blobs once."""
+        """What checks snapshots, whose shared blobs it reads once; see ``Verifier.verify``."""
         return Verifier(self._place, progress)
 
     def retain(self, keep: int = 5, every: int = 0, *, grace_s: float = GRACE_S) -> Removed:
