@@ -16,7 +16,7 @@ from ddloco.job.protocol.messages import Contribution
 from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.work import FragmentMerged
 from ddloco.machines.data_parallel.coordinator import Coordinator
-from ddloco.machines.syncer.accounts import LATE, mean_tokens
+from ddloco.machines.syncer.accounts import LATE
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.pacing import NextSync
 from ddloco.machines.syncer.rounds import NOT_FRESH
@@ -138,12 +138,6 @@ class Merge(Struct, frozen=True):
     def number(self) -> int:
         """The number of its event on the syncer's tape."""
         return int(self.event.rpartition(":")[2])
-
-
-def tokens_merged(merges: Sequence[Merge], fragments: int) -> int:
-    """Return how many tokens are in merges, on average over the fragments; see ``mean_tokens``."""
-    total = sum(each.tokens for merge in merges for each in merge.contributions)
-    return mean_tokens(total, fragments)
 
 
 class _Arrival(NamedTuple):

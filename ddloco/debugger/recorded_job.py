@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from clocks import actor_of
-from ddloco.debugger.merge_history import Merge, MergeHistory, tokens_merged
+from ddloco.debugger.merge_history import Merge, MergeHistory
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.job.config import SYNCER
 from ddloco.job.protocol.events import Started
@@ -50,15 +50,6 @@ class RecordedJob(RecordedRun):
         """The incarnations of learners that have tapes."""
         return [each for each in self.tapes if each not in self.syncers]
 
-    @property
-    def syncer(self) -> str:
-        """The first incarnation of the first syncer that has a tape."""
-        if not self.syncers:
-            raise ConfigError(
-                f"{self.path}: no tape of a syncer; there are {', '.join(self.tapes)}"
-            )
-        return self.syncers[0]
-
     @cached_property
     def plan(self) -> FragmentPlan | None:
         """How the parameters are cut into fragments; None if no tape and no snapshot tells."""
@@ -68,11 +59,6 @@ class RecordedJob(RecordedRun):
                     if isinstance(event, Started):
                         return self.job.plan(event.leaves)
         return _plan_in(self._start_point) if self._start_point is not None else None
-
-    @cached_property
-    def tokens_merged(self) -> int:
-        """The tokens in merges, on average over the fragments; see ``tokens_merged``."""
-        return tokens_merged(list(self.merges()), len(self.plan.fragments) if self.plan else 0)
 
     @property
     def numbers(self) -> Numbers:
