@@ -118,7 +118,8 @@ def merge_without(
             said = f"has no contribution of {each}; it has those of {', '.join(names)}"
             raise ConfigError(f"--without {each}: merge {t} {said}")
     if len(left_out) == len(names):
-        raise ConfigError(f"--without: merge {t} has no other contributions than {_and(names)}")
+        everyone = " and ".join(names)
+        raise ConfigError(f"--without: merge {t} has no other contributions than {everyone}")
     found: list[MergeWithout] = []
 
     def look(there: StoppedReplay) -> None:
@@ -188,7 +189,3 @@ def _change(name: str, before: F32, with_all: F32, with_rest: F32) -> TensorChan
 
 def _norm(one: F32, other: F32) -> float:
     return float(np.linalg.norm(one.astype(np.float64) - other.astype(np.float64)))
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(names)

@@ -135,19 +135,15 @@ def _syncer(order: EngineJob, name: str) -> str:
     if name != lead:
         command += ["--connect", _address(order, lead)]
     # The name of the host is known where the script runs only.
-    words = f"ddloco_host=$(hostname -f)\n{_about(name)}"
+    about = f"# {name} writes this host's name and its port where learners look for them."
     return _script(
         order,
         name,
         order.settings.slurm.syncer,
-        before=words,
+        before=f"ddloco_host=$(hostname -f)\n{about}",
         command=f'{quoted(command)} --advertise "tcp://$ddloco_host:*"',
         me="$SLURM_JOB_ID",
     )
-
-
-def _about(name: str) -> str:
-    return f"# {name} writes this host's name and its port where learners look for them."
 
 
 def _learners(order: EngineJob, first: int, count: int) -> str:

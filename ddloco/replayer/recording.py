@@ -28,7 +28,7 @@ from ddloco.stage.programs.program import (
     LoadedProgram,
     find_programs,
     is_program,
-    program_from,
+    load_program,
 )
 from replay import Tape, TapeError, open_tapes
 
@@ -107,7 +107,7 @@ def program_in(
         return program_of(job_of(tapes[0]))
     check_task(tapes, path, task, trust=trust)
     find_programs()
-    program = program_from({**plain, "program": task or plain["program"]})
+    program = load_program(task or plain["program"], plain["options"])
     for each in tapes:
         if actor_of(each.incarnation) not in program.names:
             raise _refused(each, f"{each.incarnation} is not an actor of the program now")
