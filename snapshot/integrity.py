@@ -113,11 +113,7 @@ class Verifier:
         self.files = 0
 
     def verify(self, snapshot: str) -> list[str]:
-        """The problems of a snapshot, one line per file; empty if it is intact.
-
-        Checks that the clocks form a consistent cut, and that every piece and blob exists with the
-        right size and digest.
-        """
+        """The problems of a snapshot, one line per file; empty if it is intact."""
         place = self._place
         try:
             manifest = read_manifest(place, snapshot)

@@ -205,8 +205,16 @@ class Store:
 
     # Maintenance.
 
+    def verify(self, snapshot: str, progress: Progress = no_progress) -> list[str]:
+        """The problems of a snapshot, one line per file; empty if it is intact.
+
+        Checks that the clocks form a consistent cut, and that every piece and blob exists with the
+        right size and digest. For several snapshots that share blobs, use one ``verifier``.
+        """
+        return self.verifier(progress).verify(snapshot)
+
     def verifier(self, progress: Progress = no_progress) -> Verifier:
-        """What checks snapshots, whose shared blobs it reads once; see ``Verifier.verify``."""
+        """A verifier for several snapshots, which reads shared blobs once."""
         return Verifier(self._place, progress)
 
     def retain(self, keep: int = 5, every: int = 0, *, grace_s: float = GRACE_S) -> Removed:

@@ -188,14 +188,8 @@ async def run_job(
     beside: Callable[[], Awaitable[None]] | None = None,
     sinks: list[Sink] | None = None,
 ) -> JobEnd:
-    """Run a job to its end, with its live display on ``console``; draws its losses at the end.
-
-    Args:
-        cluster: from ``prepare_job``.
-        console: where the progress is shown.
-        beside: runs as long as the job does, such as waiting for signals.
-        sinks: trackers, from ``open_trackers``; closed at the end.
-    """
+    """Run a job to its end, with its live display on ``console``, and ``beside`` for as long, such
+    as waiting for signals; draws its losses and closes ``sinks`` at the end."""
     done = trio.Event()
     results: list[dict[str, Any] | None] = []
 

@@ -171,12 +171,9 @@ def open_run(
 ) -> RecordedRun:
     """Open the tapes of a run, of a job or of a program of the user's own, for questions.
 
-    Args:
-        path: the run folder, a folder of tapes, or one tape.
-        salvage: whether to read damaged tapes up to the damage.
-        wanted: whether an incarnation's tape is needed; by default all are. Where tapes continue
-            from a snapshot, all are opened, since together they tell which.
-        trust: whether the user trusts the author of a run of another user; see ``RecordedRun``.
+    The path is that of the run folder, of a folder of tapes, or of one tape. Only tapes of
+    incarnations that are ``wanted`` are opened; but where tapes continue from a snapshot, all are,
+    since together they tell which. ``trust`` is for runs of other users; see ``RecordedRun``.
 
     Raises:
         TapeError: a tape cannot be read, or is of another run than the others.

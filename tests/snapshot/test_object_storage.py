@@ -62,7 +62,7 @@ def test_any_write_may_fail(memory, take, draft, monkeypatch):
         first = memory.load()
         assert 1 + k == first.order
     assert failed == 6, "a fragment, a state, three pieces, the manifest; LATEST is no loss"
-    assert all(memory.verifier().verify(each.id) == [] for each in memory.snapshots())
+    assert all(memory.verify(each.id) == [] for each in memory.snapshots())
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -103,7 +103,7 @@ def test_a_store_that_fails_while_reading_is_named(memory, take, monkeypatch):
         memory.read_bytes(blob.digest)
     assert [
         "memory://bucket/place/snapshots/syncer.1-10.json: cannot be read: no route to host"
-    ] == (memory.verifier().verify("syncer.1:10"))
+    ] == (memory.verify("syncer.1:10"))
 
 
 def test_a_store_without_conditions_will_do(memory, take, monkeypatch):
@@ -156,12 +156,10 @@ def test_a_real_server_keeps_snapshots(bucket, take, draft):
     assert 3 == store.load().order
     removed = store.retain(2, grace_s=0)
     assert (("syncer.1:10",), 6) == (removed.snapshots, removed.files)
-    assert [[], []] == [store.verifier().verify(each.id) for each in store.snapshots()]
+    assert [[], []] == [store.verify(each.id) for each in store.snapshots()]
     name = next(name for name in store._place.files("blobs"))
     store._place.put(name, b"other")
-    assert any(
-        name in line for each in store.snapshots() for line in store.verifier().verify(each.id)
-    )
+    assert any(name in line for each in store.snapshots() for line in store.verify(each.id))
     threads = [threading.Thread(target=draft, args=(Store(URL), 9)) for _ in range(3)]
     for thread in threads:
         thread.start()

@@ -147,7 +147,7 @@ def test_a_committed_snapshot_is_found(either, take):
 
     assert [committed] == [each.manifest for each in either.snapshots()]
     assert committed == either.load("syncer.1:40") == either.load("syncer.1-40") == either.load()
-    assert either.verifier().verify("syncer.1:40") == []
+    assert either.verify("syncer.1:40") == []
     assert either.exists()
     assert committed.nbytes == sum(each.size for each in either._place.files("blobs").values())
 

@@ -22,12 +22,12 @@ def leftovers(root):
 def check(root, *, done=False):
     """The first snapshot is intact, the second one, too, or absent; give whether it is there."""
     store = Store(root)
-    assert store.verifier().verify("syncer.1:10") == []
+    assert store.verify("syncer.1:10") == []
     listed = store.snapshots()
     assert all(each.manifest is not None for each in listed)
     there = len(listed) == 2
     if there:
-        assert store.verifier().verify("syncer.1:20") == []
+        assert store.verify("syncer.1:20") == []
     assert there or not done
     assert (2 if there else 1) == store.load().order
     return there
@@ -176,7 +176,7 @@ def test_losing_power_at_any_call_leaves_whole_snapshots(tmp_path, draft, watch,
     for target, done in pictures:
         left = Store(target / "runs" / "place")
         listed = left.snapshots()
-        assert all(left.verifier().verify(each.id) == [] for each in listed)
+        assert all(left.verify(each.id) == [] for each in listed)
         newest = max((each.manifest.order for each in listed), default=0)
         assert newest >= done, "what was committed stands"
 

@@ -47,14 +47,14 @@ def test_every_damage_of_every_file_is_found_by_name(store, root, take):
                 path.unlink()
             else:
                 path.write_bytes(changed)
-            problems = store.verifier().verify("syncer.1:20")
+            problems = store.verify("syncer.1:20")
             assert any(line.startswith(f"{path}: ") for line in problems), (path, changed)
             assert all("\n" not in line for line in problems)
             with pytest.raises(SnapshotError, match=r"the newest intact snapshot is syncer.1-10"):
                 store.load("syncer.1:20")
             assert 1 == store.load().order
         path.write_bytes(data)
-    assert store.verifier().verify("syncer.1:20") == []
+    assert store.verify("syncer.1:20") == []
 
 
 def test_damaged_blobs_are_never_handed_out(store, root, take):
@@ -94,7 +94,7 @@ def test_a_manifest_that_was_renamed_is_refused(store, root, take):
     (folder / "syncer.1-10.json").rename(folder / "syncer.1-11.json")
 
     said = f"{folder}/syncer.1-11.json: is the manifest of syncer.1:10"
-    assert [said] == store.verifier().verify("syncer.1:11")
+    assert [said] == store.verify("syncer.1:11")
 
 
 def test_a_shared_blob_damages_all_that_share_it(store, root, take):
@@ -127,9 +127,7 @@ def test_damage_in_an_object_store_is_found(memory, take):
     place = memory._place
 
     def problems():
-        return [
-            line for number in (10, 20) for line in memory.verifier().verify(f"syncer.1:{number}")
-        ]
+        return [line for number in (10, 20) for line in memory.verify(f"syncer.1:{number}")]
 
     for name in sorted(place.files("blobs")):
         with place.open(name) as file:

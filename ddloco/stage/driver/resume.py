@@ -199,13 +199,8 @@ class StartPoint(Generic[S]):
 def read_start_point(
     place: str | Path, snapshot: str, load: Callable[[Store, Part], S], only: str | None = None
 ) -> StartPoint[S]:
-    """Read a snapshot and verify the digests of its blobs.
-
-    Args:
-        place: the folder or URL of the store.
-        snapshot: the id of the snapshot, or ``latest``.
-        load: reads the state of one participant.
-        only: the one actor to read, if the others resume elsewhere.
+    """Read a snapshot, by id or ``latest``, and verify the digests of its blobs; of the actor
+    ``only``, if the others resume elsewhere.
 
     Raises:
         SnapshotError: the snapshot is missing, damaged, or of another version of this program.
@@ -256,12 +251,6 @@ def existing_place(said: str) -> tuple[str, str]:
 
 def check_said(said: str, place: str, own: str, *, trust: bool) -> None:
     """Refuse to continue from states that another user may have written.
-
-    Args:
-        said: what was given to ``--from``.
-        place: the store that it names.
-        own: the place of snapshots in the settings of the new run, if it has one.
-        trust: whether the user trusts who writes there.
 
     Raises:
         ConfigError: the place is neither that of a run that this user recorded, nor the new run's.
