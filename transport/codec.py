@@ -119,7 +119,11 @@ class Codec(Generic[B]):
         return frames
 
     def decode_head(self, frame: Buffer) -> Header[B] | Chunk:
-        """Decode the first frame of a ZeroMQ message."""
+        """Decode the first frame of a ZeroMQ message.
+
+        Raises:
+            RemoteProtocolError: the frame is not a valid header or chunk header of this job.
+        """
         if len(frame) > HEADER_BYTES_MAX:
             raise RemoteProtocolError(f"header: {len(frame)} bytes, at most {HEADER_BYTES_MAX}")
         try:

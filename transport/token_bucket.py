@@ -30,7 +30,12 @@ class TokenBucket(Struct, forbid_unknown_fields=True):
 
 
 class Allowances(Struct, forbid_unknown_fields=True):
-    """A token bucket for each actor, full at first."""
+    """A token bucket for each actor, full at first.
+
+    Args:
+        at_once: capacity of each bucket.
+        per_s: tokens added to each per second.
+    """
 
     at_once: float
     per_s: float
