@@ -16,7 +16,6 @@ from clocks.files import open_regular as open_regular
 from clocks.files import read_regular as read_regular
 from clocks.sequence import LaneSequence as LaneSequence
 from clocks.sequence import Verdict as Verdict
-from clocks.time_source import ManualTime as ManualTime
 from clocks.time_source import MonotonicTime as MonotonicTime
 from clocks.time_source import SuspendAwareTime as SuspendAwareTime
 from clocks.time_source import TimeSource as TimeSource

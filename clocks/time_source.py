@@ -46,22 +46,3 @@ class SuspendAwareTime:
     def now(self) -> float:
         """Seconds since the host was started."""
         return time.clock_gettime(self._clock)
-
-
-class ManualTime:
-    """Time that is set explicitly, for simulation, replay and tests."""
-
-    began = None
-
-    def __init__(self, start: float = 0.0) -> None:
-        self._now = start
-
-    def now(self) -> float:
-        """Seconds, as last set."""
-        return self._now
-
-    def advance_to(self, seconds: float) -> None:
-        """Set the time to ``seconds``; raises ValueError if that is in the past."""
-        if seconds < self._now:
-            raise ValueError(f"time cannot go back from {self._now} to {seconds}")
-        self._now = seconds

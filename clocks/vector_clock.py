@@ -85,12 +85,6 @@ class VectorClock:
         news = {name: count for name, count in entries.items() if count > mine.get(name, 0)}
         return VectorClock._trusted({**mine, **news}) if news else self
 
-    def changed_since(self, previous: "VectorClock") -> dict[str, int]:
-        """The entries that differ from ``previous``, in wire order: a delta for ``merge``."""
-        before = previous._counts
-        changed = {name: c for name, c in self._counts.items() if before.get(name) != c}
-        return {name: changed[name] for name in _ordered(changed)}
-
     def wire(self) -> dict[str, int]:
         """All entries in canonical order, as plain data."""
         return {name: self._counts[name] for name in _ordered(self._counts)}

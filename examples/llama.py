@@ -22,9 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from examples.tiny_gpt import VOCABULARY, text
-
-HELD_OUT_WINDOWS = 64
+from examples.tiny_gpt import VOCABULARY, ByteText, normalised, text
 
 
 class Size(NamedTuple):
@@ -66,39 +64,8 @@ def tokens_of(path: str, held_out: bool) -> np.ndarray:
     return np.fromiter((token for line in encoded for token in line.ids), np.int32)
 
 
-class Windows:
-    """Random windows of one stretch of tokens. The state is the number of batches drawn."""
-
-    def __init__(self, stretch: np.ndarray, size: Size, key: tuple[int, int]) -> None:
-        self.stretch = stretch
-        self.size = size
-        self.key = key
-        self.index = 0
-
-    def next(self) -> np.ndarray:
-        """Return windows of context + 1 tokens, int32 (batch, context + 1)."""
-        rng = np.random.default_rng([*self.key, self.index])
-        self.index += 1
-        length = self.size.context + 1
-        starts = rng.integers(len(self.stretch) - length + 1, size=self.size.batch)
-        return self.stretch[starts[:, None] + np.arange(length)]
-
-    def state(self) -> int:
-        """Return the number of batches drawn."""
-        return self.index
-
-    def restore(self, state: int) -> None:
-        """Go to the position after `state` batches."""
-        self.index = state
-
-
 # ---------------------------------------------------------------------------------------------
 # The model
-
-
-def normalised(x: jax.Array, gain: jax.Array) -> jax.Array:
-    """Scale each position to unit root mean square."""
-    return gain * x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
 def rotated(x: jax.Array, theta: float) -> jax.Array:
@@ -143,7 +110,7 @@ def mlp(params: Any, x: jax.Array) -> jax.Array:
 # The task
 
 
-class Llama:
+class Llama(ByteText):
     """The task for `ddloco`: init, loss, batches, tokens, a held-out loss, and an export.
 
     Args:
@@ -212,21 +179,13 @@ class Llama:
         scores = jax.nn.log_softmax(self.logits(params, batch[:, :-1]))
         return -jnp.mean(jnp.take_along_axis(scores, batch[:, 1:, None], axis=-1))
 
-    def batches(self, *, shard: int, shards: int, seed: int) -> Windows:
-        """Return windows of this shard's stretch of the training text."""
-        data = tokens_of(self.tokenizer, held_out=False)
-        start, stop = (len(data) * edge // shards for edge in (shard, shard + 1))
-        return Windows(data[start:stop], self.size, (seed, shard))
-
-    def tokens(self, batch: np.ndarray) -> int:
-        """Return how many tokens of the batch the model predicts."""
-        return batch.shape[0] * (batch.shape[1] - 1)
+    def data(self, *, held_out: bool) -> np.ndarray:
+        """Return the text as tokens."""
+        return tokens_of(self.tokenizer, held_out)
 
     def evaluate(self, params: dict[str, Any]) -> float:
         """Return the mean loss over fixed windows of the held-out files, in nats per token."""
-        data, length = tokens_of(self.tokenizer, held_out=True), self.size.context + 1
-        starts = np.linspace(0, len(data) - length, HELD_OUT_WINDOWS).astype(np.int64)
-        return float(self.jitted_loss(params, data[starts[:, None] + np.arange(length)]))
+        return float(self.jitted_loss(params, self.held_out()))
 
     def hugging_face(self, params: dict[str, Any]) -> dict[str, Any]:
         """Return the files of a model folder of transformers by name."""
@@ -261,12 +220,5 @@ class Llama:
 def task(
     size: str = "small", *, tied: bool = True, theta: float = 10_000.0, tokenizer: str = ""
 ) -> Llama:
-    """Return the task at one of the SIZES.
-
-    Args:
-        size: the name of a size.
-        tied: whether the head is the embedding.
-        theta: the base of the rotary frequencies.
-        tokenizer: the file of a tokenizer, such as tokenizer.json; empty for bytes.
-    """
+    """Return the task at one of the SIZES."""
     return Llama(SIZES[size], tied=tied, theta=theta, tokenizer=tokenizer)

@@ -79,11 +79,7 @@ def whose(path: Path) -> tuple[str, int]:
 
 
 class Chain(Tape):
-    """Several files of one incarnation, read as one tape.
-
-    Args:
-        files: opened, in order.
-    """
+    """Several files of one incarnation, read as one tape."""
 
     def __init__(self, files: Sequence[Tape]) -> None:
         first = files[0]

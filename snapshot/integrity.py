@@ -103,12 +103,7 @@ def no_progress(_: int) -> None:
 
 
 class Verifier:
-    """Checks every byte of snapshots; reads a blob that several share only once.
-
-    Args:
-        place: the storage that holds them.
-        progress: called with the number of bytes read since the last call.
-    """
+    """Checks every byte of snapshots; reads a blob that several share only once."""
 
     def __init__(self, place: Place, progress: Progress = no_progress) -> None:
         self._place = place

@@ -35,11 +35,7 @@ NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 
 
 class LocalStorage:
-    """A directory.
-
-    Args:
-        root: the directory; created at the first write.
-    """
+    """A directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

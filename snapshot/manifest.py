@@ -164,11 +164,7 @@ def encode_piece(entries: Collection[Entry]) -> bytes:
 
 
 def decode_piece(data: bytes) -> tuple[Entry, ...]:
-    """Read what ``encode_piece`` wrote.
-
-    Raises:
-        SnapshotError: it is something else.
-    """
+    """Read what ``encode_piece`` wrote."""
     try:
         piece = msgspec.json.decode(data, type=Piece)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -53,10 +53,6 @@ def write_state(state: object) -> bytes:
 def read_state(data: bytes, kind: type[T]) -> T:
     """Read what ``write_state`` wrote.
 
-    Args:
-        data: the bytes.
-        kind: the type of the state.
-
     Raises:
         StateError: it is not a valid state of this type, or of another format.
     """

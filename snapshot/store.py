@@ -144,13 +144,13 @@ class Store:
             SnapshotError: it is not intact; says what is wrong, and names the newest intact one.
             StorageError: the storage cannot be read.
         """
+        verifier = self.verifier(progress)
         if snapshot == NEWEST:
             self._check_one_run()
-            newest = self.newest_intact(progress)
+            newest = self._newest_intact(verifier)
             if newest is None:
                 raise SnapshotError(f"{self.name}: holds no intact snapshot")
             return newest
-        verifier = Verifier(self._place, progress)
         problems = verifier.verify(snapshot)
         if not problems:
             return read_manifest(self._place, snapshot)
@@ -170,10 +170,6 @@ class Store:
             StorageError: it cannot be read.
         """
         return read_manifest(self._place, snapshot)
-
-    def newest_intact(self, progress: Progress = no_progress) -> Manifest | None:
-        """The newest snapshot whose every byte is as it was written; None if there is none."""
-        return self._newest_intact(Verifier(self._place, progress))
 
     def _newest_intact(self, verifier: Verifier) -> Manifest | None:
         for each in self.snapshots():

@@ -2,7 +2,7 @@
 
 ``message`` defines what is sent, ``codec`` converts it to frames and back, ``link`` is the state
 machine for handshakes, sequence numbers and credit, and ``endpoint`` is the interface that
-``zeromq`` and ``memory`` implement.
+``zeromq`` implements.
 """
 
 from importlib import import_module

@@ -174,14 +174,7 @@ class Offenders:
 
 
 class Connections:
-    """Watches one listening socket from its creation until `aclose`; `run` measures bytes.
-
-    Args:
-        listening: the socket, not yet bound.
-        name: a name for the monitor, unique in the socket's context.
-        cut: called with the reason and the peer's address when a connection is shut down.
-        failed: called with libzmq's error code for each failed handshake.
-    """
+    """Watches one listening socket from its creation until `aclose`; `run` measures bytes."""
 
     def __init__(
         self, listening: zmq.Socket[Any], name: str, cut: Cut, failed: Callable[[int], None]

@@ -128,14 +128,7 @@ class Refusal:
 
 
 class CurveGate:
-    """Access control for one listening socket while `run` runs; until then, handshakes wait.
-
-    Args:
-        context: the socket's context.
-        socket: the socket, not yet bound.
-        curve: the keys of the peers that may connect.
-        refused: called for each handshake that fails for lack of the right key.
-    """
+    """Access control for one listening socket while `run` runs; until then, handshakes wait."""
 
     def __init__(
         self,

@@ -55,11 +55,7 @@ class Outbox(Struct, Generic[B], forbid_unknown_fields=True):
         return True
 
     def put(self, message: QueuedMessage) -> QueuedMessage | None:
-        """Queue a message; returns the older one that it replaced, if any.
-
-        Raises:
-            OutboxFullError: the lane already holds ``WAITING_MAX`` messages.
-        """
+        """Queue a message; returns the older one that it replaced, if any."""
         if message.key:
             for index in range(len(self.waiting) - 1, -1, -1):
                 older = self.waiting[index]

@@ -186,11 +186,7 @@ def copy_payload(source: Bytes, tensors: Sequence[tuple[str, tuple[int, ...], st
 
 
 class ArrivingDigests:
-    """Compares the tensors of a payload with their digests while its bytes arrive.
-
-    Args:
-        tensors: the tensors, from the message's header.
-    """
+    """Compares the tensors of a payload with their digests while its bytes arrive."""
 
     def __init__(self, tensors: Sequence[TensorMeta]) -> None:
         self.broken: str | None = None

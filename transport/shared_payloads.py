@@ -102,11 +102,7 @@ class Loans:
         self._next = loan
 
     def give_back(self, loans: Sequence[int]) -> None:
-        """Let go of parts.
-
-        Raises:
-            SharingError: a loan is not lent.
-        """
+        """Let go of parts."""
         for loan in loans:
             if self._lent.pop(loan, None) is None:
                 raise SharingError(f"it returned loan {loan}, which it does not have")
@@ -138,11 +134,7 @@ class MappedFiles:
         weakref.finalize(self, _close, files, link).atexit = False
 
     def part(self, reference: Frame) -> memoryview:
-        """The bytes that a reference names; its loan is returned once nothing refers to them.
-
-        Raises:
-            SharingError: the range is not one of the peer's.
-        """
+        """The bytes that a reference names; its loan is returned once nothing refers to them."""
         if len(reference) != REFERENCE.size:
             raise SharingError(f"a reference of {len(reference)} bytes, not {REFERENCE.size}")
         loan, number, offset, nbytes = REFERENCE.unpack(reference)
@@ -198,14 +190,8 @@ def _close(files: Sequence[int], link: socket.socket) -> None:
 
 
 class SharingPeer:
-    """A connection over which memory is shared, in both directions.
-
-    Args:
-        link: the connected Unix socket, non-blocking.
-        own: the memory of this side.
-        identity: the ZeroMQ identity of the dialling side; empty while it has not said it.
-        tell: called with this peer when there are loans to return to it, by any thread.
-    """
+    """A connection over which memory is shared, in both directions; any thread may call ``tell``,
+    when there are loans to return."""
 
     def __init__(
         self,
@@ -289,11 +275,7 @@ class SharingPeer:
         return True
 
     async def packet(self) -> bytes:
-        """Wait for a packet, and take it in; empty at the end of the connection.
-
-        Raises:
-            SharingError: the other side breaks a rule.
-        """
+        """Wait for a packet, and take it in; empty at the end of the connection."""
         while True:
             try:
                 packet, files, flags, _ = socket.recv_fds(
@@ -373,13 +355,7 @@ class SharingPeer:
 
 
 class SharedPayloads:
-    """The peers of an endpoint with which payloads are exchanged by reference.
-
-    Args:
-        own: the memory of this side.
-        owner_of: returns the identity of the connection that owns a route, as ZeroMQ has it.
-        route_of: returns the route in an identity; None if it has none.
-    """
+    """The peers of an endpoint with which payloads are exchanged by reference."""
 
     def __init__(
         self,
@@ -445,13 +421,7 @@ class SharedPayloads:
 
     async def connect(self, route: str, identity: bytes, name: bytes) -> None:
         """Share memory with the endpoint that a route leads to, if it is on this host; returns at
-        the end of that.
-
-        Args:
-            route: the dialled route.
-            identity: the identity of its connection.
-            name: the name of the other side's socket.
-        """
+        the end of that."""
         if self._names.get(route) == name:
             return
         self._names[route] = name

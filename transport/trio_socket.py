@@ -2,13 +2,9 @@
 
 Why it is hard. A libzmq socket offers one file descriptor that is *edge* triggered: it turns
 readable when the socket should be asked (`EVENTS`) what it can do, and any libzmq call may consume
-that edge, a failed receive included. trio lets one task wait on a descriptor. So a reader and a
-writer must share one waiter, and a task that uses the socket must tell the others what it learned.
-
-`TrioSocket` does it with a leader and followers and no background task. A task that finds
-nothing to do parks; one of the parked, the leader, waits on the descriptor. After *every* libzmq
-call `_learn` reads `EVENTS` and wakes one task for each direction that is ready; that task
-calls libzmq in turn and wakes the next. A leader that leaves, cancelled or not, promotes another.
+that edge, a failed receive included. So a task that sends must tell the one that waits for messages
+what it learned: after *every* libzmq call `_learn` reads `EVENTS`, and wakes the task that waits if
+there is a message. Sends never wait: a full queue is the sender's business, at once.
 
 Tried and rejected: zmq-anyio (a cancelled receive loses the next message), tractor (does not
 install), wait-then-receive-once (1 of 100 queued messages arrived).
@@ -24,21 +20,17 @@ import zmq
 
 from transport.endpoint import COPY_BYTES_MAX, PARTS_FORGIVEN, Buffer, Frame, flat_frames
 
-RETRY_S_MIN, RETRY_S_MAX = 0.0005, 0.02
-"""Waits of a blocking ROUTER send to a full peer: `EVENTS` does not say which peer has room, and
-relying on it would busy-loop. Short enough to go unnoticed, long enough to cost nothing."""
-
 DROPPED_AT_ONCE = 256
 """Excess parts dropped before other tasks get a turn: a fifth of a millisecond of work."""
 
 _Result = TypeVar("_Result")
-_IN, _OUT, _EVENTS = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.EVENTS)
+_IN, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 _NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 """As plain numbers: joining two of zmq's flags takes a microsecond."""
 
 
 class TrioSocket:
-    """A ZeroMQ socket for trio: any number of tasks may send and receive; cancelling loses nothing.
+    """A ZeroMQ socket for trio: one task may receive, any may send; cancelling loses nothing.
 
     Sending accepts the same parts as an endpoint's `send_nowait`, without its limits. On a `signed`
     socket each received message starts with one extra part: the name that ZAP gave to its sender's
@@ -57,9 +49,8 @@ class TrioSocket:
         self._signed = signed
         self._excess = excess
         self._fd: int = socket.FD
-        self._parked = {_IN: trio.lowlevel.ParkingLot(), _OUT: trio.lowlevel.ParkingLot()}
-        self._leader: trio.CancelScope | None = None
-        self._leader_wants = 0
+        self._waiting: trio.CancelScope | None = None
+        """Of the task that waits for a message; cancelled when there is one."""
         self._events = 0
         """What the socket could do after the newest libzmq call."""
         self._dropping = False
@@ -98,15 +89,19 @@ class TrioSocket:
 
     async def recv_multipart(self, parts_max: int = sys.maxsize) -> list[Frame]:
         """Wait for one message; parts after the first `parts_max` + 1 are dropped."""
-        return await self._wait_done(_IN, partial(self._receive, parts_max))
-
-    def recv_multipart_nowait(self, parts_max: int = sys.maxsize) -> list[Frame]:
-        """Receive a message that has already arrived, or raise `trio.WouldBlock`."""
-        return self._try(partial(self._receive, parts_max))
-
-    async def send_multipart(self, parts: Sequence[Buffer]) -> None:
-        """Queue one message, waiting for room if necessary."""
-        await self._wait_done(_OUT, partial(self._send, flat_frames(parts)))
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            try:
+                result = self._try(partial(self._receive, parts_max))
+            except trio.WouldBlock:
+                if self._events & _IN:  # It became readable in the meantime.
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await self._wait_readable()
+            else:
+                # A message taken off the socket must reach the caller, cancelled or not.
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                return result
 
     def send_multipart_nowait(self, parts: Sequence[Buffer]) -> None:
         """Queue one message if there is room, or raise `trio.WouldBlock`."""
@@ -123,32 +118,11 @@ class TrioSocket:
         return bool(self._learn() & _IN)
 
     async def aclose(self) -> None:
-        """Close; waiting tasks raise `trio.ClosedResourceError`. Queued frames linger."""
+        """Close; a waiting task raises `trio.ClosedResourceError`. Queued frames linger."""
         if not self._socket.closed:
             trio.lowlevel.notify_closing(self._fd)
             self._socket.close()
-            for lot in self._parked.values():
-                lot.unpark_all()
         await trio.lowlevel.cancel_shielded_checkpoint()
-
-    async def _wait_done(self, want: int, attempt: Callable[[], _Result]) -> _Result:
-        await trio.lowlevel.checkpoint_if_cancelled()
-        retry_s = RETRY_S_MIN
-        while True:
-            try:
-                result = self._try(attempt)
-            except trio.WouldBlock:
-                if not self._events & want:
-                    await self._wait_woken(want)
-                elif want == _IN:  # it became readable in the meantime
-                    await trio.lowlevel.checkpoint()
-                else:  # the socket has room, but not for this peer of a ROUTER
-                    await trio.sleep(retry_s)
-                    retry_s = min(2 * retry_s, RETRY_S_MAX)
-            else:
-                # A message taken off the socket must reach the caller, cancelled or not.
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                return result
 
     def _try(self, attempt: Callable[[], _Result]) -> _Result:
         if self._socket.closed:
@@ -161,37 +135,24 @@ class TrioSocket:
             self._learn()
 
     def _learn(self) -> int:
-        """Read EVENTS, as is required after every libzmq call, and wake the tasks concerned."""
+        """Read EVENTS, as is required after every libzmq call, and wake the task that waits."""
         if self._socket.closed:
             return 0
         self._events = events = int(self._socket.getsockopt(_EVENTS))
-        for want, lot in self._parked.items():
-            if lot and events & want:
-                lot.unpark()
-        if self._leader is None:
-            # The task that wakes tries again, and becomes the leader if it has to wait.
-            for lot in filter(None, self._parked.values()):
-                lot.unpark()
-                break
-        elif events & self._leader_wants:
-            self._leader.cancel()
+        if self._waiting is not None and events & _IN:
+            self._waiting.cancel()
         return events
 
-    async def _wait_woken(self, want: int) -> None:
+    async def _wait_readable(self) -> None:
         """Wait until it is worth another try, which must follow without a checkpoint."""
-        if self._leader is not None:
-            await self._parked[want].park()
-            return
-        try:
-            with trio.CancelScope() as scope:
-                self._leader, self._leader_wants = scope, want
-                try:
-                    await trio.lowlevel.wait_readable(self._fd)
-                finally:
-                    self._leader = None
-        except BaseException:
-            self._learn()  # No try follows that would promote another leader.
-            raise
+        if self._waiting is not None:
+            raise trio.BusyResourceError("another task receives from this socket")
+        with trio.CancelScope() as scope:
+            self._waiting = scope
+            try:
+                await trio.lowlevel.wait_readable(self._fd)
+            finally:
+                self._waiting = None
 
     def _receive(self, parts_max: int) -> list[Frame]:
         if self._dropping:

@@ -184,12 +184,11 @@ class ZmqEndpoint:
     take over its connection: libzmq assigns identities before it compares keys. If two connections
     claim one route, the endpoint accepts the first for as long as that connection lives.
 
-    With `handover` a new connection takes over the identity of an older one of the same dial;
-    without it the new one is ignored. A connection that breaks while its messages wait unread keeps
-    its identity until they are read. So without `handover` a peer that reconnects may be ignored
-    for good, and must dial again under another identity.
+    A new connection takes over the identity of an older one of the same dial. A connection that
+    breaks while its messages wait unread keeps its identity until they are read, so without such a
+    handover a peer that reconnects would be ignored for good.
 
-    With `handover` libzmq detaches the older connection but leaves it open, so its owner does not
+    At a handover libzmq detaches the older connection but leaves it open, so its owner does not
     notice. A dialled line that has sent something and received nothing therefore sends a probe,
     which the listening endpoint answers by itself. After `deaf_s` without an answer the line is
     reconnected, which takes its identity back. A line that sends nothing is left alone.
@@ -207,7 +206,6 @@ class ZmqEndpoint:
         *,
         linger_s: float = LINGER_S,
         queue_messages_max: int = SEND_QUEUE_MESSAGES_MAX,
-        handover: bool = False,
         curve: Curve | None = None,
         deaf_s: float = DEAF_S,
     ) -> None:
@@ -216,7 +214,6 @@ class ZmqEndpoint:
         self._context = context
         self._linger_s = linger_s
         self._queue_messages_max = queue_messages_max
-        self._handover = handover
         self._curve = curve
         self._deaf_s = deaf_s
         self._listening: _Line | None = None
@@ -236,7 +233,7 @@ class ZmqEndpoint:
         if self._listening is None:
             router = self._open(zmq.ROUTER)
             router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            router.setsockopt(zmq.ROUTER_HANDOVER, int(self._handover))
+            router.setsockopt(zmq.ROUTER_HANDOVER, 1)
             self._listening = self._added(self._guarded(router))
         try:
             return self._listening.socket.bind(address)

@@ -254,13 +254,7 @@ def trials(experiment: Experiment, folder: Path) -> list[Cell]:
 
 
 def cells(experiment: Experiment, folder: Path, tried: Sequence[CellResult] = ()) -> list[Cell]:
-    """Return all cells but the trials, those of the first seed first.
-
-    Args:
-        experiment: the experiment.
-        folder: where its cells are.
-        tried: the results of its trials.
-    """
+    """Return all cells but the trials, those of the first seed first."""
     best = {case.name: best_trial(tried, case.name) for case in experiment.cases}
     return [
         Cell(case.name, seed, folder / f"{number:02}-{seed}", best[case.name])

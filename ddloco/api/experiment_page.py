@@ -29,12 +29,7 @@ COLUMNS = (
 
 
 class CaseRow:
-    """The results of one case.
-
-    Args:
-        name: the case.
-        results: one for each seed.
-    """
+    """The results of one case."""
 
     def __init__(self, name: str, results: Sequence[CellResult]) -> None:
         self.name = name
@@ -132,14 +127,7 @@ def _tuned(tune: TuneTable, row: CaseRow) -> str:
 def section(
     experiment: Experiment, results: Sequence[CellResult], file: str, picture: str
 ) -> list[str]:
-    """Return the section of a page about an experiment, as lines of Markdown.
-
-    Args:
-        experiment: the experiment.
-        results: the results of its cells.
-        file: the experiment file, for the command that repeats it.
-        picture: where the picture is, from the page.
-    """
+    """Return the section of a page about an experiment, as lines of Markdown."""
     said, tune = experiment.table, experiment.table.tune
     seeds = sorted({each.seed for each in results} & set(said.seeds))
     took_s = sum(each.took_s for each in results)
@@ -225,12 +213,7 @@ def _text(x: float, y: float, anchor: str, said: str) -> str:
 def pages(
     found: Mapping[str, tuple[Experiment, Sequence[CellResult]]], pictures: str
 ) -> tuple[str, dict[str, str]]:
-    """Return the page about several experiments, by their files, and its pictures by name.
-
-    Args:
-        found: by file, the experiment and the results of its cells.
-        pictures: the folder of the pictures, from the page.
-    """
+    """Return the page about several experiments, by their files, and its pictures by name."""
     lines, drawn = [HEAD], dict[str, str]()
     for file, (experiment, results) in found.items():
         name = f"experiment-{experiment.table.name.replace(' ', '-')}.svg"

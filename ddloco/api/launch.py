@@ -97,11 +97,7 @@ def folder_for(job: Job, folder: Path | None, module: str = "") -> Path:
 
 
 def check_faults(job: Job, terms: LaunchTerms) -> None:
-    """Refuse faults that would not be applied.
-
-    Raises:
-        ConfigError: says which, and what they need.
-    """
+    """Refuse faults that would not be applied."""
     if not (job.chaos.fault or job.chaos.storm):
         return
     if not terms.processes:
@@ -113,12 +109,7 @@ def check_faults(job: Job, terms: LaunchTerms) -> None:
 
 
 def prepare_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
-    """Prepare the run folder; returns the job's actors, which ``run_job`` runs.
-
-    Raises:
-        ConfigError: the job, its keys, its faults or its folder cannot be used.
-        SnapshotError, StorageError: it cannot continue from the snapshot.
-    """
+    """Prepare the run folder; returns the job's actors, which ``run_job`` runs."""
     check_faults(job, terms)
     keys_of(job, "tcp" if terms.processes else job.transport.kind)
     start_point = job_start_point(
@@ -197,14 +188,8 @@ async def run_job(
     beside: Callable[[], Awaitable[None]] | None = None,
     sinks: list[Sink] | None = None,
 ) -> JobEnd:
-    """Run a job to its end, with its live display on ``console``; draws its losses at the end.
-
-    Args:
-        cluster: from ``prepare_job``.
-        console: where the progress is shown.
-        beside: runs as long as the job does, such as waiting for signals.
-        sinks: trackers, from ``open_trackers``; closed at the end.
-    """
+    """Run a job to its end, with its live display on ``console``, and ``beside`` for as long, such
+    as waiting for signals; draws its losses and closes ``sinks`` at the end."""
     done = trio.Event()
     results: list[dict[str, Any] | None] = []
 

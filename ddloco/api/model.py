@@ -174,11 +174,6 @@ def task_made(
 ) -> Any:
     """The task object.
 
-    Args:
-        task: the function that makes it, or its name.
-        options: the function's keyword arguments.
-        folder: the run folder, which may keep the task's module; see ``kept_modules``.
-
     Raises:
         TaskError: the task cannot be used.
     """

@@ -64,14 +64,8 @@ def write_model_folder(
     task: Callable[..., Any] | str | None = None,
     job: Path | str | None = None,
 ) -> dict[str, int]:
-    """Write the files that a task makes of its parameters; all of them, or none.
-
-    Args:
-        to: the folder; it must not exist, or be empty.
-        tensors: the parameters by name.
-        source: where they are from, for errors, and for the run that they are of.
-        task: see ``export``.
-        job: see ``export``.
+    """Write the files that a task makes of its parameters, all of them or none, to a folder that is
+    new or empty; see ``export``. ``source`` is where the parameters are from, and names their run.
 
     Raises:
         ConfigError, TaskError: see ``export``.
@@ -117,11 +111,7 @@ def _name_of(task: Callable[..., Any] | str) -> str:
 
 
 def _checked(files: Any, where: str) -> dict[str, Any]:
-    """The content of each file: text, bytes, or numpy arrays by name.
-
-    Raises:
-        TaskError: a file is not one of these, or has an invalid name.
-    """
+    """The content of each file: text, bytes, or numpy arrays by name."""
     if not isinstance(files, Mapping) or not files:
         raise TaskError(f"{where}: returns {type(files).__name__}; want a dict of files by name")
     found: dict[str, Any] = {}

@@ -57,16 +57,7 @@ def named(task: Callable[..., Any] | str) -> tuple[str, str]:
 
 
 def _check_found(said: str, module: str, here: Sequence[str]) -> None:
-    """Refuse a top-level module that workers would not find, or find elsewhere.
-
-    Args:
-        said: what uses it, for the error.
-        module: its name.
-        here: its file, or its folders, as this process has it.
-
-    Raises:
-        ConfigError: says where to start.
-    """
+    """Refuse a top-level module that workers would not find, or find elsewhere."""
     if not {*map(_real, here)} & {*map(_real, _found_by_worker(module))}:
         start = Path(here[0]).parent
         raise ConfigError(
@@ -76,11 +67,7 @@ def _check_found(said: str, module: str, here: Sequence[str]) -> None:
 
 
 def _check_beside_script(said: str, modules: Iterable[str]) -> None:
-    """Refuse modules that this process finds only because they lie beside its script.
-
-    Raises:
-        ConfigError: names the first of them.
-    """
+    """Refuse modules that this process finds only because they lie beside its script."""
     beside = Path(sys.path[0]).resolve()
     if not beside.is_dir() or beside == Path.cwd().resolve() or sys.flags.safe_path:
         return
@@ -112,11 +99,7 @@ def _found_by_worker(module: str) -> list[str]:
 
 
 def module_text(task: Callable[..., Any]) -> str:
-    """The text of a module with a function of ``__main__``, and all that it uses.
-
-    Raises:
-        ConfigError: a source cannot be had, or a name stands for what has none.
-    """
+    """The text of a module with a function of ``__main__``, and all that it uses."""
     namespace = getattr(inspect.unwrap(task), "__globals__", None) or vars(sys.modules[MAIN])
     collected = _Collected(task.__qualname__, namespace)
     collected.define(task)

@@ -71,11 +71,7 @@ def with_source(given: argparse.Namespace, problem: str) -> str:
 
 
 def timeout_of(given: argparse.Namespace) -> float:
-    """The timeout for an answer, in seconds.
-
-    Raises:
-        ConfigError: it is not a positive finite number.
-    """
+    """The timeout for an answer, in seconds."""
     if not 0 < given.timeout < math.inf:
         raise ConfigError(f"--timeout {given.timeout}: want seconds, more than 0")
     return given.timeout

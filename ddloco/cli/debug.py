@@ -40,13 +40,7 @@ def explained(
     answer: Callable[[RecordedRun], int],
     wanted: Callable[[str], bool] | None = None,
 ) -> int:
-    """Open the run in ``given.folder``, answer, and say in one line what is wrong with it.
-
-    Args:
-        given: what was given to the command.
-        answer: answers the question; returns the exit code.
-        wanted: whether an incarnation's tape is needed; by default all are.
-    """
+    """Open the run in ``given.folder``, answer, and say in one line what is wrong with it."""
     # Tapes are many small objects that live long: looking for garbage more often finds none.
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS, 50, 100)
@@ -81,6 +75,11 @@ def _before(runs: Sequence[RecordedRun]) -> list[str]:
     return [f"{run.path}: {said}" if many else said for run in runs for said in run.preface()]
 
 
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(one_line(line))
+
+
 def why(given: argparse.Namespace) -> int:
     """``ddloco why``: the reasons for a merge, an absence, an event, a loss."""
 
@@ -89,8 +88,7 @@ def why(given: argparse.Namespace) -> int:
         if given.json:
             print(json.dumps({"gaps": run.gaps, **plain}, indent=2))
         else:
-            for line in (*_before([run]), *lines):
-                print(one_line(line))
+            _say(*_before([run]), *lines)
         return HELD
 
     return explained(given, answer, is_syncer if given.question in OF_MERGES else None)
@@ -119,8 +117,7 @@ def diff(given: argparse.Namespace) -> int:
             plain: dict[str, Any] = msgspec.to_builtins(found)
             print(json.dumps({"gaps": gaps, "same": found.same, **plain}, indent=2))
         else:
-            for line in (*_before([run, other]), *found.lines()):
-                print(one_line(line))
+            _say(*_before([run, other]), *found.lines())
         return HELD if found.same else FOUND
 
     return explained(given, answer)
@@ -132,8 +129,7 @@ def report(given: argparse.Namespace) -> int:
     def answer(run: RecordedRun) -> int:
         compared = given.compare
         other = _opened(given, compared) if compared is not None else None
-        for line in _before([run] if other is None else [run, other]):
-            print(one_line(line))
+        _say(*_before([run] if other is None else [run, other]))
         print(write_report(run, given.out, other))
         return HELD
 
@@ -176,8 +172,7 @@ def status_at(given: argparse.Namespace) -> int:
             plain: dict[str, Any] = msgspec.to_builtins(told)
             print(json.dumps({"gaps": run.gaps, **plain}, indent=2))
         else:
-            for line in _before([run]):
-                print(one_line(line))
+            _say(*_before([run]))
             SafeConsole(soft_wrap=True).print(told.picture())
         return HELD
 

@@ -467,14 +467,7 @@ def step(tried: Tried, job: Job) -> Checked:
 
 
 def round_trip(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) -> Checked:
-    """What one round of all fragments costs on the network, and whether the overlap hides it.
-
-    Args:
-        plan: how the parameters are cut.
-        job: the job.
-        step_s: seconds of a step.
-        gbit: what the line of a learner carries in Gbit/s; None if it is not known.
-    """
+    """What one round of all fragments costs on the network, and whether the overlap hides it."""
     up, down = wire_bytes(plan, job.compress.up), wire_bytes(plan, job.compress.down)
     bits = 8 * max(a + b for a, b in zip(up, down, strict=True))
     hidden = job.sync.overlap * step_s
@@ -494,14 +487,7 @@ def round_trip(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) 
 
 
 def hub(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) -> Checked:
-    """What a job needs of its syncers, and whether there are enough of them.
-
-    Args:
-        plan: how the parameters are cut.
-        job: the job.
-        step_s: seconds of a step.
-        gbit: what a syncer's line carries in Gbit/s; None if it is not known.
-    """
+    """What a job needs of its syncers, and whether there are enough of them."""
     line = SYNCER_BYTES_S if gbit is None else gbit * 1e9 / 8
     need = needs_of(job, plan, step_s=step_s, line_bytes_s=line)
     said = needs_in_words(job, need, line)

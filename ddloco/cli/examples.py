@@ -69,19 +69,8 @@ QUESTIONS: tuple[tuple[str, str, str, type[int] | type[float]], ...] = (
 def put_template(
     folder: Path, template: str, found: Advice | None = None
 ) -> tuple[list[Path], list[Path]]:
-    """Write a project, or with the template ``examples`` all examples to ``folder/examples``.
-
-    Args:
-        folder: where to.
-        template: its name.
-        found: settings that replace those of the template.
-
-    Returns:
-        The new files, and existing ones, which are not changed.
-
-    Raises:
-        ConfigError: they cannot be read or written.
-    """
+    """Write a project, or with the template ``examples`` all examples to ``folder/examples``;
+    returns the new files, and existing ones, which are not changed."""
     source = next((each for each in SOURCES if each.is_dir()), None)
     if source is None:
         raise ConfigError(f"{SOURCES[0]}: is missing; the installation is incomplete")

@@ -34,11 +34,7 @@ def launch(given: argparse.Namespace) -> int:
 
 
 def _text(given: argparse.Namespace) -> str:
-    """What the engine is given.
-
-    Raises:
-        ConfigError: the job or an option is invalid.
-    """
+    """What the engine is given."""
     engine = ENGINES[given.on]
     job = load_job(given.job, given.overrides)
     order = EngineJob(

@@ -13,8 +13,6 @@ from ddloco.stage.files.toml import ConfigError
 if TYPE_CHECKING:
     from ddloco.monitoring.metrics import Sink
 
-PORT_MAX = 65535
-
 
 def status(given: argparse.Namespace) -> int:
     """``ddloco status``: show running syncers, or a recorded job at one of its events."""
@@ -69,6 +67,7 @@ def observe(given: argparse.Namespace) -> int:
 def _sinks(given: argparse.Namespace) -> "list[Sink]":
     from ddloco.monitoring.metrics import Prometheus, TensorBoard  # noqa: PLC0415
     from ddloco.monitoring.trackers import tracker  # noqa: PLC0415
+    from ddloco.stage.files.addresses import PORT_MAX  # noqa: PLC0415
 
     sinks: list[Sink] = []
     if given.tensorboard is not None:

@@ -88,11 +88,7 @@ def _check_options(given: argparse.Namespace) -> None:
 
 
 def options_said(overrides: Sequence[str]) -> dict[str, Any]:
-    """Convert ``--set key=value`` options to arguments of the program's function.
-
-    Raises:
-        ConfigError: one does not have that form.
-    """
+    """Convert ``--set key=value`` options to arguments of the program's function."""
     plain: dict[str, Any] = {"options": {}}
     for said in overrides:
         if "=" not in said:
@@ -150,12 +146,7 @@ def _start_point(loaded: LoadedProgram, folder: Path) -> StartPoint[Start] | Non
 
 
 def _check_roles(place: str, snapshot: str, loaded: LoadedProgram) -> None:
-    """Refuse a snapshot of actors that the program does not have.
-
-    Raises:
-        SnapshotError: names them, and the options with which the run was recorded, if its folder
-            is there.
-    """
+    """Refuse a snapshot of actors that the program does not have."""
     names = sorted({actor_of(part.who) for part in Store(place).load(snapshot).parts})
     strange = [name for name in names if name not in loaded.program.roles]
     if strange:
@@ -202,15 +193,7 @@ async def _waiting(addresses: Mapping[str, str], hosted: HostedActor) -> None:
 
 
 class _Here:
-    """Some actors of a program on this host, each as if it had a process of its own.
-
-    Args:
-        loaded: the program.
-        folder: the run folder.
-        names: the actors.
-        at: where actors listen, by name.
-        with_parent: whether they end with this process's parent, which shows the log.
-    """
+    """Some actors of a program on this host, each as if it had a process of its own."""
 
     def __init__(
         self,

@@ -24,7 +24,6 @@ from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
 from ddloco.debugger.wording import phrase
 from ddloco.monitoring.live_display import PLAIN_LINE_S
 from ddloco.replayer.recording import check_task, open_recording
-from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_of import replay_of
 from ddloco.replayer.report import Report
 from ddloco.stage.files.toml import ConfigError
@@ -76,14 +75,16 @@ def replay(given: argparse.Namespace) -> int:
                 return _merge_without(given, int(merge), warn)
             if given.until:
                 return _replay_until(given, warn)
-            replay = trusted_replay(
+            tapes = open_recording(given.folder, salvage=given.salvage)
+            check_task(tapes, given.folder, given.task, trust=given.trust)
+            replay = replay_of(
                 given.folder,
                 progress,
                 warn,
                 given.snapshot,
                 task=given.task,
-                trust=given.trust,
                 salvage=given.salvage,
+                trust=given.trust,
                 turns=given.turns,
             )
             bar.update(shown, total=replay.total)
@@ -146,39 +147,6 @@ class _Lines:
         self._said_at = time.monotonic()
         said = f"replayed {events:,} of {self.total:,} events"
         self._console.print(said, soft_wrap=True, highlight=False)
-
-
-def trusted_replay(
-    folder: Path,
-    progress: Callable[[int], None],
-    warn: Callable[[str], None],
-    snapshot: str,
-    *,
-    task: str,
-    trust: bool,
-    salvage: bool = False,
-    turns: Path | None = None,
-) -> Replay:
-    """Prepare the replay of a job or of a user's program.
-
-    Args:
-        folder: the run folder, or any set of its tapes.
-        progress: called with the number of events replayed so far.
-        warn: called with differences known before the replay starts.
-        snapshot: a snapshot to begin from.
-        task: a task to use in place of the one that the tapes name.
-        trust: whether the user allows calling what the tapes name.
-        salvage: whether to read damaged tapes up to the damage.
-        turns: see ``replay_of``.
-
-    Raises:
-        TapeError, ConfigError, NamedError, SnapshotError: see ``replay_of``.
-    """
-    tapes = open_recording(folder, salvage=salvage)
-    check_task(tapes, folder, task, trust=trust)
-    return replay_of(
-        folder, progress, warn, snapshot, task, salvage=salvage, trust=trust, turns=turns
-    )
 
 
 def _print_report(report: Report) -> None:

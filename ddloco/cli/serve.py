@@ -136,12 +136,7 @@ def learner(given: argparse.Namespace) -> int:
 
 
 def _other_rank(given: argparse.Namespace) -> tuple[Job, Rank] | None:
-    """The job and the rank of a process that follows its learner's actor.
-
-    Raises:
-        ConfigError: the job file or an option is wrong.
-        TaskError: there is no such task.
-    """
+    """The job and the rank of a process that follows its learner's actor."""
     if given.job is None:
         if given.rank:
             raise ConfigError(f"--rank {given.rank}: want JOB.toml; only rank 0 can do without")
@@ -182,11 +177,7 @@ def _terms(given: argparse.Namespace) -> Terms:
 
 
 def _checked_shard(job: Job, name: str, connect: str) -> str:
-    """Return the shard's name.
-
-    Raises:
-        ConfigError: the job has no such shard, or it cannot dial ``connect``.
-    """
+    """Return the shard's name."""
     if connect:
         check_dial("--connect", connect)
     lead, *others = job.syncer_names()
@@ -201,11 +192,7 @@ def _checked_shard(job: Job, name: str, connect: str) -> str:
 
 
 def _checked_learner(job: Job, name: str, connect: Sequence[str]) -> dict[str, str]:
-    """Return where the syncers and the learner's relay listen, by name.
-
-    Raises:
-        ConfigError: the job has no such learner, or as for ``_checked_dials``.
-    """
+    """Return where the syncers and the learner's relay listen, by name."""
     if name not in job.learner_names():
         names = job.learner_names()
         raise ConfigError(f"--name {name}: this job has {names[0]} to {names[-1]}")
@@ -253,11 +240,7 @@ def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
 
 
 def _job(given: argparse.Namespace) -> Job | Finish:
-    """The job of the command's job file, or else of the syncer; or how this process ends without.
-
-    Raises:
-        ConfigError: it cannot be had, or must not be used.
-    """
+    """The job of the command's job file, or else of the syncer; or how this process ends."""
     if given.job is not None:
         return load_job(given.job, given.overrides)
     if given.overrides:
@@ -287,11 +270,7 @@ def _concluded(given: argparse.Namespace, finish: Finish) -> int:
 
 
 def _patience(given: argparse.Namespace) -> float:
-    """How long an actor waits for others, in seconds.
-
-    Raises:
-        ConfigError: the value is invalid.
-    """
+    """How long an actor waits for others, in seconds."""
     if not 0 <= given.patience <= PATIENCE_S_MAX:
         raise ConfigError(
             f"--patience {given.patience:g}: want seconds, at most {PATIENCE_S_MAX:,} (a year), or "

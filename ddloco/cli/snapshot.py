@@ -63,11 +63,7 @@ def snapshot_take(given: argparse.Namespace) -> int:
 
 
 def _said_of(address: str, said: News, *, as_json: bool) -> list[str]:
-    """The lines about its result: the id, then the absent participants with reasons.
-
-    Raises:
-        UnansweredError: there is no such snapshot.
-    """
+    """The lines about its result: the id, then the absent participants with reasons."""
     if said.event == DISCARDED:
         reason = said.fields["reason"]
         raise UnansweredError(f"{address}: the snapshot was discarded: {reason}")

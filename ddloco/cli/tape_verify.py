@@ -24,10 +24,6 @@ def verify_folder(folder: Path, *, salvage: bool = False, as_json: bool) -> tupl
 
     Returns:
         Whether everything held and nothing is missing, and the lines to print.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        ConfigError: this version cannot run the recorded job.
     """
     tapes = open_recording(folder, salvage=salvage)
     verdicts, between = verify(tapes, receipt_of)

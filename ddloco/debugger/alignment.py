@@ -118,16 +118,7 @@ class Alignment:
 
 
 class AlignedRun(Alignment):
-    """All items of a run of a job.
-
-    Args:
-        run: the recorded run.
-        merges: its merges, syncer after syncer; by default they are computed.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        ConfigError: the job's method has no merges of fragments.
-    """
+    """All items of a run of a job."""
 
     compared = "batches, losses, updates, installed fragments, contributions and merges"
 
@@ -207,12 +198,7 @@ class AlignedRun(Alignment):
                 given = ()
 
     def _items_of(self, merge: Merge, before: Key | None) -> Iterator[tuple[Key, Item]]:
-        """Yield the contributions to a merge, then the merge.
-
-        Args:
-            merge: the merge.
-            before: the one of the same fragment before it, if any.
-        """
+        """Yield the contributions to a merge, then the merge."""
         causes: list[Key] = []
         for each in (*merge.contributions, *merge.refused):
             key = Key("contribution", each.learner, merge.t)

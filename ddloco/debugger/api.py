@@ -81,11 +81,7 @@ class Run:
 
     @property
     def _training(self) -> RecordedJob:
-        """The tapes of a job, for what only a job has: steps, merges, losses.
-
-        Raises:
-            ConfigError: they are of a program of the user's own.
-        """
+        """The tapes of a job, for what only a job has: steps, merges, losses."""
         return job_in(self.recorded)
 
     @property
@@ -229,11 +225,6 @@ class Run:
 
 class Position:
     """One event of a run, after its actor has handled it.
-
-    Args:
-        run: the run.
-        actor: the incarnation.
-        number: the event's number.
 
     Attributes:
         at: the time of the event, in seconds since the actor's start.

@@ -27,11 +27,7 @@ class ArchiveError(ValueError):
 
 
 def archive_header(name: str, size: int) -> bytes:
-    """The header of a regular file without owner and time.
-
-    Raises:
-        ValueError: the name is too long, or the size too large, for a plain header.
-    """
+    """The header of a regular file without owner and time."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, 0o644
     if not 0 <= size <= SIZE_MAX:
@@ -40,11 +36,7 @@ def archive_header(name: str, size: int) -> bytes:
 
 
 class ArchiveWriter:
-    """Writes an archive.
-
-    Args:
-        file: open for writing; whoever opened it closes it.
-    """
+    """Writes an archive."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0)
@@ -76,26 +68,13 @@ class ArchiveWriter:
 
 
 class ArchiveReader:
-    """Reads an archive from its beginning to its end.
-
-    Args:
-        file: open for reading, at the beginning.
-    """
+    """Reads an archive from its beginning to its end."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._packed: Any = gzip.GzipFile("", "rb", fileobj=file)
 
     def first(self, name: str, most: int) -> bytes:
-        """Read the first file whole.
-
-        Args:
-            name: its name.
-            most: the most bytes that it may have.
-
-        Raises:
-            ArchiveError: it is another, or larger, or damaged.
-            OSError: the archive cannot be read.
-        """
+        """Read the first file whole."""
         header = self._read(BLOCK)
         digits = header[124:135]
         size = int(digits, 8) if digits.isdigit() and not digits.strip(b"01234567") else -1
@@ -106,23 +85,13 @@ class ArchiveReader:
         return b"".join(self._content(size))
 
     def next(self, name: str, size: int) -> Iterator[bytes]:
-        """Check that a file follows, and yield its content.
-
-        Raises:
-            ArchiveError: something else follows, or it is damaged.
-            OSError: the archive cannot be read.
-        """
+        """Check that a file follows, and yield its content."""
         if self._read(BLOCK) != archive_header(name, size):
             raise ArchiveError(f"{name} of {size} bytes does not come where it is listed")
         yield from self._content(size)
 
     def end(self) -> None:
-        """Read the rest: zeros, and the checksum of everything.
-
-        Raises:
-            ArchiveError: something else follows, or the checksum is another.
-            OSError: the archive cannot be read.
-        """
+        """Read the rest: zeros, and the checksum of everything."""
         rest = self._some(2 * BLOCK + RECORD + 1)
         if len(rest) < 2 * BLOCK or len(rest) > 2 * BLOCK + RECORD or rest.strip(b"\0"):
             raise ArchiveError("something follows the last file that is listed")

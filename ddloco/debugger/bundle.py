@@ -122,12 +122,8 @@ def versions_here() -> dict[str, str]:
 
 
 def write_bundle(run: Path, to: Path, *, redact: bool = False) -> BundleAbout:
-    """Write a run to a bundle.
-
-    Args:
-        run: the run folder.
-        to: a new file.
-        redact: whether to leave out the log and the source, which may name paths and people.
+    """Write a run to a bundle, a new file; with ``redact`` without log and source, which may name
+    paths and people.
 
     Raises:
         TapeError: the run's tapes cannot be read.

@@ -39,12 +39,6 @@ class Cause(Struct, frozen=True):
 def chain(run: RecordedRun, incarnation: str, number: int, most: int) -> list[Cause]:
     """Return the chain of causes of an event, that event first.
 
-    Args:
-        run: the recorded run.
-        incarnation: whose event.
-        number: its number.
-        most: how many links to return at most.
-
     Raises:
         ConfigError: there is no such event.
         Divergence: this program decides otherwise than a tape says.
@@ -87,13 +81,7 @@ def _link(
 
 
 class _Requests:
-    """Which events of one tape asked for work and set timers, up to one event.
-
-    Args:
-        run: the recorded run.
-        who: the incarnation.
-        until: the number of the last event that is looked at.
-    """
+    """Which events of one tape asked for work and set timers, up to one event."""
 
     def __init__(self, run: RecordedRun, who: str, until: int) -> None:
         self._works: dict[int, int] = {}

@@ -31,18 +31,7 @@ DIGEST_BYTES = 8
 
 
 class AlignedEvents(Alignment):
-    """The events and the computations of a run, by key, in a causal order.
-
-    Args:
-        run: the recorded run.
-
-    Attributes:
-        notes: which events could not be compared, in words.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        SnapshotError: the snapshot that a tape begins with is not there.
-    """
+    """The events and the computations of a run, by key, in a causal order."""
 
     compared = "events and computations"
 

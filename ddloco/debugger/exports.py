@@ -41,11 +41,7 @@ def json_line(plain: Any) -> str:
 
 
 def export_jsonl(tapes: Sequence[Tape]) -> Iterator[str]:
-    """Yield one JSON object per event, in causal order: name, times, clock and fields.
-
-    Raises:
-        TapeError: a tape cannot be read.
-    """
+    """Yield one JSON object per event, in causal order: name, times, clock and fields."""
     for event in timeline(tapes):
         yield json_line(event.as_dict())
 
@@ -54,9 +50,6 @@ def export_shiviz(tapes: Sequence[Tape]) -> Iterator[str]:
     r"""Yield a log for ShiViz, two lines an event: a description, then host and vector clock.
 
     ShiViz reads it with its default expression, ``(?<event>.*)\n(?<host>\S*) (?<clock>{.*})``.
-
-    Raises:
-        TapeError: a tape cannot be read.
     """
     for event in timeline(tapes):
         yield f"{event.common_at:.4f} s {event_name(event)}"
@@ -68,9 +61,6 @@ def export_perfetto(tapes: Sequence[Tape]) -> Iterator[str]:
 
     A process for each actor and a thread for each incarnation; inner steps and merges are slices,
     other events are instants, and messages are arrows.
-
-    Raises:
-        TapeError: a tape cannot be read.
     """
     events = timeline(tapes)
     incarnations = sorted({event.actor for event in events}, key=str.encode)
@@ -148,9 +138,6 @@ def export_otlp(tapes: Sequence[Tape]) -> Iterator[str]:
 
     A resource for each incarnation, a span for each inner step and each merge. The clock's zero
     stands for the Unix epoch: tapes have no time of day.
-
-    Raises:
-        TapeError: a tape cannot be read.
     """
     trace = hashlib.sha256(tapes[0].header.job_id.encode()).hexdigest()[:32]
     events = timeline(tapes)
@@ -235,10 +222,6 @@ def spans_of(
     which may be before the tape begins, or, where that is not known, at the actor's first event.
     A merge begins with the newest contribution to it, which is when its work is asked for, unless a
     deadline did that.
-
-    Args:
-        events: in causal order.
-        first: see ``first_steps``.
     """
     first = first or {}
     since: dict[str, float] = {}

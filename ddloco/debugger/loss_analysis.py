@@ -166,12 +166,7 @@ class LossFindings(Struct, frozen=True):
 
 
 def analyse_losses(run: RecordedJob) -> LossFindings:
-    """Find the breaks of all learners' losses, and the contributions that stand out.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        Divergence: this program decides otherwise than a tape says.
-    """
+    """Find the breaks of all learners' losses, and the contributions that stand out."""
     breaks: list[Break] = []
     steps = 0
     counted: dict[str, float] = {}
@@ -204,14 +199,7 @@ def _suspect(
     outliers: Sequence[Outlier],
     counted: dict[str, float],
 ) -> tuple[str, str]:
-    """Return the learner that the evidence points to, and why; without one, why it points to none.
-
-    Args:
-        run: the run.
-        breaks: all, the first ones marked.
-        outliers: contributions that stand out, the largest first.
-        counted: by learner, the usual tokens of a step.
-    """
+    """Return the learner that the evidence points to, and why; or nobody, and why not."""
     beyond = [each for each in outliers if each.times >= BEYOND_DOUBT]
     if beyond:
         worst = beyond[0]

@@ -16,7 +16,7 @@ from ddloco.job.protocol.messages import Contribution
 from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.work import FragmentMerged
 from ddloco.machines.data_parallel.coordinator import Coordinator
-from ddloco.machines.syncer.accounts import LATE, mean_tokens
+from ddloco.machines.syncer.accounts import LATE
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.pacing import NextSync
 from ddloco.machines.syncer.rounds import NOT_FRESH
@@ -114,7 +114,7 @@ class Merge(Struct, frozen=True):
         moved: the distance that the outer step went (norm).
         theta: digest of the new parameters, in hex; ``state`` (of the outer optimizer) and ``wire``
             likewise.
-        tensors: the beginnings of the digests of its tensors, in hex; empty on old tapes.
+        tensors: the beginnings of the digests of its tensors, in hex; empty if it has none.
         repeats: why earlier launches of it came to nothing, each with its event.
     """
 
@@ -142,12 +142,6 @@ class Merge(Struct, frozen=True):
         return int(self.event.rpartition(":")[2])
 
 
-def tokens_merged(merges: Sequence[Merge], fragments: int) -> int:
-    """Return how many tokens are in merges, on average over the fragments; see ``mean_tokens``."""
-    total = sum(each.tokens for merge in merges for each in merge.contributions)
-    return mean_tokens(total, fragments)
-
-
 class _Arrival(NamedTuple):
     """A contribution, with the event and the time of its arrival and the digest of its bytes; empty
     and None if it arrived before the tape begins."""
@@ -170,12 +164,7 @@ class _Open:
 
 
 class MergeHistory:
-    """Walks along a syncer's tape and yields its merges.
-
-    Args:
-        stepper: along the tape; it is where the history begins.
-        learners: the names of the job's learners.
-    """
+    """Walks along a syncer's tape and yields its merges."""
 
     def __init__(self, stepper: Stepper[Actor], learners: Sequence[str]) -> None:
         self._stepper = stepper
@@ -195,12 +184,7 @@ class MergeHistory:
         """The job's numbers at the last event that was seen."""
 
     def merges(self) -> Iterator[Merge]:
-        """Yield every merge in the order in which they were done.
-
-        Raises:
-            Divergence: this program decides otherwise than the tape says.
-            TapeError: the tape cannot be read.
-        """
+        """Yield every merge in the order in which they were done."""
         self._begin()
         at, machine = 0.0, self._stepper.actor.machine
         for step in self._stepper.steps():
@@ -363,12 +347,7 @@ def _answer(done: _Open, learner: str, weight: float, event: FragmentMerged) -> 
 
 
 def wait_of(waited: NextSync, launched_at: float) -> Wait:
-    """Split the time before a launch into what held it: floor, then quorum, then grace window.
-
-    Args:
-        waited: the sync, as it was when it was launched.
-        launched_at: the time of the launch, in seconds.
-    """
+    """Split the time before a launch into what held it: floor, then quorum, then grace window."""
     since = waited.since
     floor_at = launched_at if waited.floor_at is None else min(waited.floor_at, launched_at)
     floor_at = max(floor_at, since)

@@ -36,12 +36,7 @@ def processes_for(recorded: Sequence[RecordedRun]) -> int:
 
 @contextmanager
 def merges_in(processes: int, runs: Sequence[RecordedJob]) -> Iterator[list[Iterator[Merge]]]:
-    """Compute the merges of some runs; yields, for each run, its merges syncer after syncer.
-
-    Args:
-        processes: how many processes compute them; with 1, this one does.
-        runs: the runs.
-    """
+    """Compute the merges of some runs; yields, for each run, its merges syncer after syncer."""
     if processes <= 1:
         yield [run.merges() for run in runs]
         return

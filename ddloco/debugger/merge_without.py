@@ -102,13 +102,8 @@ class MergeWithout(Struct, frozen=True):
 def merge_without(
     run: RecordedJob, t: int, without: Collection[str], **options: Any
 ) -> MergeWithout:
-    """Compute a merge again without the contributions of some learners.
-
-    Args:
-        run: the recorded run.
-        t: the global step of the merge.
-        without: learners, by name or incarnation.
-        options: of ``replay_until``: ``task``, ``trust``, ``warn``, ``progress``.
+    """Compute a merge again without the contributions of some learners, by name or incarnation;
+    ``options`` are those of ``replay_until``.
 
     Raises:
         ConfigError: there is no such merge, they are not in it, no other contribution is, or the
@@ -130,7 +125,8 @@ def merge_without(
                 f"cannot be taken; use ddloco run --schedule {run.path} --without {actor_of(name)}"
             )
     if len(left_out) == len(names):
-        raise ConfigError(f"--without: merge {t} has no other contributions than {_and(names)}")
+        everyone = " and ".join(names)
+        raise ConfigError(f"--without: merge {t} has no other contributions than {everyone}")
     found: list[MergeWithout] = []
 
     def look(there: StoppedReplay) -> None:
@@ -200,7 +196,3 @@ def _change(name: str, before: F32, with_all: F32, with_rest: F32) -> TensorChan
 
 def _norm(one: F32, other: F32) -> float:
     return float(np.linalg.norm(one.astype(np.float64) - other.astype(np.float64)))
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(names)

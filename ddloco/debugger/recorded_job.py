@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from clocks import actor_of
-from ddloco.debugger.merge_history import Merge, MergeHistory, tokens_merged
+from ddloco.debugger.merge_history import Merge, MergeHistory
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.job.config import SYNCER
 from ddloco.job.protocol.events import Started
@@ -24,11 +24,7 @@ from replay import Step, Tape, tape
 
 
 class RecordedJob(RecordedRun):
-    """The tapes of one run of a job; see ``RecordedRun``.
-
-    Attributes:
-        job: the resolved job.
-    """
+    """The tapes of one run of a job; see ``RecordedRun``."""
 
     def __init__(
         self, path: Path, tapes: Sequence[Tape], program: JobProgram, **options: bool
@@ -54,19 +50,6 @@ class RecordedJob(RecordedRun):
         """The incarnations of learners that have tapes."""
         return [each for each in self.tapes if each not in self.syncers]
 
-    @property
-    def syncer(self) -> str:
-        """The first incarnation of the first syncer that has a tape.
-
-        Raises:
-            ConfigError: no syncer has one.
-        """
-        if not self.syncers:
-            raise ConfigError(
-                f"{self.path}: no tape of a syncer; there are {', '.join(self.tapes)}"
-            )
-        return self.syncers[0]
-
     @cached_property
     def plan(self) -> FragmentPlan | None:
         """How the parameters are cut into fragments; None if no tape and no snapshot tells."""
@@ -77,19 +60,10 @@ class RecordedJob(RecordedRun):
                         return self.job.plan(event.leaves)
         return _plan_in(self._start_point) if self._start_point is not None else None
 
-    @cached_property
-    def tokens_merged(self) -> int:
-        """The tokens in merges, on average over the fragments; see ``tokens_merged``."""
-        return tokens_merged(list(self.merges()), len(self.plan.fragments) if self.plan else 0)
-
     @property
     def numbers(self) -> Numbers:
         """The job's numbers at its end, as the newest incarnation of its syncer counted them; with
-        shards, those of the leading one.
-
-        Raises:
-            TapeError, Divergence: see ``merges``.
-        """
+        shards, those of the leading one."""
         for _ in self.merges():
             pass
         lead = self.job.syncer_names()[0]
@@ -97,22 +71,13 @@ class RecordedJob(RecordedRun):
         return ended[-1].numbers if ended else Numbers()
 
     def steps_of(self, learner: str) -> Iterator[tuple[tape.Event, StepFinished]]:
-        """Yield a learner's finished inner steps, each with its record.
-
-        Raises:
-            TapeError: the tape cannot be read.
-        """
+        """Yield a learner's finished inner steps, each with its record."""
         for record, event in self.events(learner, StepFinished):
             if isinstance(event, StepFinished):
                 yield record, event
 
     def first_step(self, learner: str) -> Step | None:
-        """Return the event at which a learner asked for its first inner step, None if it never did.
-
-        Raises:
-            TapeError, SnapshotError: the beginning of the tape is not there.
-            Divergence: this program decides otherwise than the tape says.
-        """
+        """Return the event at which a learner asked for its first inner step; None without one."""
         for step in self.stepper(learner).steps():
             if any(isinstance(effect, RunStep) for effect in step.effects):
                 return step
@@ -122,9 +87,6 @@ class RecordedJob(RecordedRun):
         """Yield the merges of every syncer, syncer after syncer, in the order of their tapes.
 
         They are computed once, as far as they have been asked for.
-
-        Raises:
-            TapeError, Divergence: see ``MergeHistory.merges``.
         """
         for syncer in self.syncers:
             known = self._merges.setdefault(syncer, [])
@@ -140,11 +102,7 @@ class RecordedJob(RecordedRun):
                 yield known[position]
 
     def merges_of(self, syncer: str) -> Iterator[Merge]:
-        """Compute and yield the merges of one syncer, in the order of its tape.
-
-        Raises:
-            TapeError, Divergence: see ``MergeHistory.merges``.
-        """
+        """Compute and yield the merges of one syncer, in the order of its tape."""
         return MergeHistory(self.stepper(syncer), self.job.learner_names()).merges()
 
     def merge(self, t: int) -> Merge:
@@ -213,12 +171,9 @@ def open_run(
 ) -> RecordedRun:
     """Open the tapes of a run, of a job or of a program of the user's own, for questions.
 
-    Args:
-        path: the run folder, a folder of tapes, or one tape.
-        salvage: whether to read damaged tapes up to the damage.
-        wanted: whether an incarnation's tape is needed; by default all are. Where tapes continue
-            from a snapshot, all are opened, since together they tell which.
-        trust: whether the user trusts the author of a run of another user; see ``RecordedRun``.
+    The path is that of the run folder, of a folder of tapes, or of one tape. Only tapes of
+    incarnations that are ``wanted`` are opened; but where tapes continue from a snapshot, all are,
+    since together they tell which. ``trust`` is for runs of other users; see ``RecordedRun``.
 
     Raises:
         TapeError: a tape cannot be read, or is of another run than the others.

@@ -15,6 +15,7 @@ from clocks import VectorClock, actor_of, number_of
 from ddloco.debugger.timeline import clock_offsets
 from ddloco.replayer.gaps import begins_said, gaps_of, listed
 from ddloco.replayer.recording import named_settings, permit_of, start_point_in
+from ddloco.replayer.start_point import clock_at
 from ddloco.roles.job_program import JobProgram
 from ddloco.stage.actors.actor import Actor, new_actor
 from ddloco.stage.driver.resume import StartPoint
@@ -26,13 +27,8 @@ from replay import Step, Stepper, Tape, TapeError, tape
 class RecordedRun:
     """The tapes of one run of a job or of a user's program; see ``open_run``.
 
-    Args:
-        path: where the tapes were found.
-        tapes: the tapes.
-        program: what they are of.
-        salvage: whether damaged tapes are read up to the damage.
-        trust: whether the user trusts the author of a run of another user. Its machines then begin
-            with the states in its snapshots, and ``arrays`` calls its task.
+    With ``trust`` the machines of a run of another user begin with the states in its snapshots, and
+    ``arrays`` calls its task.
 
     Attributes:
         tapes: by incarnation, sorted by actor and incarnation number.
@@ -95,11 +91,7 @@ class RecordedRun:
         return at + self.offsets.get(incarnation, 0.0)
 
     def tape_of(self, incarnation: str) -> Tape:
-        """Return the tape of an incarnation.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Return the tape of an incarnation."""
         found = self.tapes.get(incarnation)
         if found is None:
             there = ", ".join(self.tapes)
@@ -125,11 +117,7 @@ class RecordedRun:
         )
 
     def walker(self, incarnation: str) -> Stepper[Actor]:
-        """Return this run's own stepper along a tape; it is where it was left.
-
-        Raises:
-            ConfigError, SnapshotError: see ``stepper``.
-        """
+        """Return this run's own stepper along a tape; it is where it was left."""
         if incarnation not in self._walkers:
             self._walkers[incarnation] = self.stepper(incarnation)
         return self._walkers[incarnation]
@@ -205,13 +193,7 @@ class RecordedRun:
         found = self.tape_of(incarnation)
         if not found.header.after < number <= found.events:
             raise _no_event(found, number)
-        known = dict(found.header.clock)
-        for record in found.records():
-            if isinstance(record, tape.Event):
-                known.update(record.clock)
-                if record.n == number:
-                    break
-        return VectorClock({**known, incarnation: number})
+        return VectorClock(clock_at(found, number))
 
     def clock_sums(self, events: Iterable[str]) -> dict[str, int]:
         """Return the sum of the clock's entries of each event, given as ``syncer.1:540``.

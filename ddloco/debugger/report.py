@@ -30,12 +30,7 @@ _SEPARATORS = (("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 
 def write_report(run: RecordedRun, out: Path | None, other: RecordedRun | None = None) -> Path:
-    """Write the report of a run, and return its file.
-
-    Args:
-        run: the run.
-        out: the file; by default ``report.html`` in the run folder.
-        other: a run to compare it with.
+    """Write the report of a run, or of two, and return its file, by default one in the run folder.
 
     Raises:
         TapeError: a tape cannot be read.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import asdict
 
 from clocks import actor_of
 from ddloco.debugger.recorded_job import RecordedJob
@@ -65,49 +66,40 @@ TEXT_MAX = 300
 """Characters of a reason; tapes may hold more."""
 
 
-class FinerSteps(Struct):
-    """The same inner steps in smaller blocks, which are shown when the page is zoomed in.
-
-    Attributes:
-        size: steps in each block but the last one.
-        end: when the last step of each block was finished (differences).
-        n: the event of that (differences).
-        step: the number of that step (differences).
-        loss: the mean loss of each block; none where it is not finite.
-    """
-
-    size: int
-    end: list[int]
-    n: list[int]
-    step: list[int]
-    loss: list[float | None]
-
-
-class Steps(Struct):
+class Blocks(Struct):
     """The inner steps of an incarnation, in blocks.
 
     Attributes:
         size: steps in each block but the last one.
-        count: steps in all.
-        begun: when the first one began.
         end: when the last step of each block was finished (differences).
         n: the event of that (differences).
         step: the number of that step (differences).
         loss: the mean loss of each block; none where it is not finite.
-        clock: the entries that the actor learned since the block before: actor, number, ...;
-            absent if there would be too many.
-        finer: the same in smaller blocks, the larger ones first, as far as the file holds them.
     """
 
     size: int
-    count: int
-    begun: int
     end: list[int]
     n: list[int]
     step: list[int]
     loss: list[float | None]
+
+
+class Steps(Blocks):
+    """The blocks that a page shows first.
+
+    Attributes:
+        count: steps in all.
+        begun: when the first one began.
+        clock: the entries that the actor learned since the block before: actor, number, ...;
+            absent if there would be too many.
+        finer: the same in smaller blocks, the larger ones first, as far as the file holds them;
+            shown when the page is zoomed in.
+    """
+
+    count: int = 0
+    begun: int = 0
     clock: list[list[int]] | None = None
-    finer: list[FinerSteps] = []
+    finer: list[Blocks] = []
 
 
 class Marks(Struct):
@@ -229,17 +221,7 @@ class TapeContent:
 def read_tape(
     run: RecordedRun, incarnation: str, offset: float, wanted: Iterable[int] = ()
 ) -> TapeContent:
-    """Read one tape once.
-
-    Args:
-        run: the run.
-        incarnation: whose tape.
-        offset: what to add to its times.
-        wanted: the events whose clocks are wanted.
-
-    Raises:
-        TapeError: the tape cannot be read.
-    """
+    """Read one tape once."""
     content = TapeContent(incarnation)
     asked = set(wanted)
     known = dict(run.tape_of(incarnation).header.clock)
@@ -343,11 +325,7 @@ def _see_rare(content: TapeContent, at: float, n: int, event: Any, cuts: set[str
 
 
 def first_step_at(run: RecordedJob, learner: str) -> float | None:
-    """When a learner asked for its first step, on its own clock; None if that is not on its tape.
-
-    Raises:
-        Divergence: this program decides otherwise than the tape says.
-    """
+    """When a learner asked for its first step, on its own clock; None if its tape does not say."""
     try:
         asked = run.first_step(learner)
     except (TapeError, SnapshotError):
@@ -356,12 +334,7 @@ def first_step_at(run: RecordedJob, learner: str) -> float | None:
 
 
 class Axis:
-    """The common time axis of a report: whole units of time since its beginning.
-
-    Args:
-        begin: the first moment, in seconds.
-        end: the last one.
-    """
+    """The common time axis of a report: whole units of time since its beginning."""
 
     def __init__(self, begin: float, end: float) -> None:
         span = max(end - begin, 1e-6)
@@ -413,15 +386,7 @@ def evenly(count: int, most: int) -> Iterator[int]:
 def lanes_of(
     run: RecordedRun, contents: Sequence[TapeContent], axis: Axis, names: Names, share: int
 ) -> list[Lane]:
-    """Return a lane for each actor, in the program's order: of a job, syncers first.
-
-    Args:
-        run: the run.
-        contents: of its tapes.
-        axis: the axis.
-        names: numbers of incarnations.
-        share: of how many runs the report is; each has its part of what a report may hold.
-    """
+    """Return a lane for each actor, in the program's order: of a job, syncers first."""
     syncers = run.syncers if isinstance(run, RecordedJob) else ()
     learners = max(len(run.tapes) - len(syncers), 1) * share
     blocks = max(min(BLOCKS_OF_ONE_MAX, BLOCKS_MAX // learners), 1)
@@ -498,7 +463,6 @@ def _blocks(content: TapeContent, axis: Axis, names: Names, most: int, finer: in
     steps = content.steps
     size = -(-len(steps) // most)
     groups = [steps[i : i + size] for i in range(0, len(steps), size)]
-    lasts = [group[-1] for group in groups]
     clock: list[list[int]] = []
     for group in groups:
         learned: dict[str, int] = {}
@@ -507,15 +471,11 @@ def _blocks(content: TapeContent, axis: Axis, names: Names, most: int, finer: in
         clock.append(names.clock(learned, content.incarnation))
     begun = content.begun if content.begun is not None else steps[0].at
     return Steps(
-        size=size,
+        **asdict(_in_blocks(steps, axis, size)),
         count=len(steps),
         begun=axis.place(begun),
-        end=to_differences(axis.place(each.at) for each in lasts),
-        n=to_differences(each.n for each in lasts),
-        step=to_differences(each.step for each in lasts),
-        loss=[finite(sum(each.loss for each in group) / len(group)) for group in groups],
         clock=clock,
-        finer=[_finer(steps, axis, each) for each in _sizes(size, -(-len(steps) // finer))],
+        finer=[_in_blocks(steps, axis, each) for each in _sizes(size, -(-len(steps) // finer))],
     )
 
 
@@ -528,10 +488,10 @@ def _sizes(coarse: int, fine: int) -> list[int]:
     return [round(math.sqrt(coarse * fine)), fine]
 
 
-def _finer(steps: Sequence[RawStep], axis: Axis, size: int) -> FinerSteps:
+def _in_blocks(steps: Sequence[RawStep], axis: Axis, size: int) -> Blocks:
     groups = [steps[i : i + size] for i in range(0, len(steps), size)]
     lasts = [group[-1] for group in groups]
-    return FinerSteps(
+    return Blocks(
         size=size,
         end=to_differences(axis.place(each.at) for each in lasts),
         n=to_differences(each.n for each in lasts),

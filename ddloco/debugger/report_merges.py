@@ -95,15 +95,7 @@ def bars_of(
     names: Names,
     share: int,
 ) -> Bars:
-    """Return merges as columns of numbers, thinned evenly.
-
-    Args:
-        merges: in the order of their time.
-        common: what a syncer's time is on the common axis, in seconds.
-        axis: the axis.
-        names: numbers of incarnations.
-        share: of how many runs the report is.
-    """
+    """Return merges as columns of numbers, thinned evenly."""
     shown = [merges[i] for i in evenly(len(merges), BARS_MAX // share)]
     width = axis.unit_s
     since = [each.launched_at - each.wait.total_s for each in shown]
@@ -150,16 +142,7 @@ def matrix_of(
     clocks: Mapping[str, dict[str, int]],
     names: Names,
 ) -> Matrix:
-    """Return the matrix of the merges that are shown.
-
-    Args:
-        merges: those that are shown.
-        of: how many there are.
-        learners: the names of the job's learners.
-        placed: the time of a merge in units of the axis.
-        clocks: of the merges' events.
-        names: numbers of incarnations.
-    """
+    """Return the matrix of the merges that are shown."""
     reasons: dict[str, int] = {}
     matrix = Matrix(of, list(learners), [], [[] for _ in learners], [])
     for merge in merges:

@@ -141,11 +141,6 @@ class RunDiff(Struct, frozen=True):
 def compare(one: RecordedRun, other: RecordedRun, processes: int = 1) -> RunDiff:
     """Compare two runs by what their items mean; times and event numbers do not count.
 
-    Args:
-        one: a recorded run.
-        other: another one.
-        processes: how many processes compute merges; with 1, this one does.
-
     Raises:
         TapeError: a tape cannot be read.
         ConfigError: the method of one of the jobs has no merges, or only one of them is a job.

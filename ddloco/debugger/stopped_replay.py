@@ -127,20 +127,10 @@ def replay_until(
     progress: Callable[[int], None] = lambda _: None,
     turns: Path | None = None,
 ) -> Report:
-    """Replay a run up to just before an event, and look at it there.
+    """Replay a run up to just before an event, and look at it there, once; the number after a
+    tape's last stands for its end. The other arguments are those of ``replay_of``.
 
     Everything in the event's causal past has happened then, and nothing else.
-
-    Args:
-        run: the recorded run.
-        incarnation: whose event.
-        number: its number; one more than the tape has stands for the end of the tape.
-        look: called once, at the cut.
-        task: what is called in place of the task that the tapes name.
-        trust: whether the user allows calling what tapes of another user name.
-        warn: called with what differs before the replay starts.
-        progress: called with the number of events replayed so far.
-        turns: see ``replay_of``.
 
     Raises:
         TapeError, ConfigError, WorkerRequestError: see ``replay_of``.
@@ -159,11 +149,7 @@ def replay_until(
 
 
 def arrays_at(run: RecordedRun, incarnation: str, number: int, handle: str) -> Tensors:
-    """Return the tensors under a handle after an event of an actor.
-
-    Raises:
-        ConfigError: there is no such array there, or the replay parts from the tapes before it.
-    """
+    """Return the tensors under a handle after an event of an actor."""
     found: list[Tensors] = []
     report = replay_until(
         run,

@@ -17,9 +17,6 @@ from ddloco.stage.files.toml import ConfigError
 Told = tuple[list[str], dict[str, Any]]
 """Lines for people, and the same as plain data."""
 
-CAUSES_MAX = 16
-"""Links of a chain of causes that are printed unless more are asked for."""
-
 
 def why_merge(run: RecordedJob, t: int) -> Told:
     """Explain a merge: what its launch waited for, who was in it, and who was not.
@@ -46,11 +43,6 @@ def why_merge(run: RecordedJob, t: int) -> Told:
 def why_absent(run: RecordedJob, learner: str, t: int) -> Told:
     """Explain why a learner is not in a merge.
 
-    Args:
-        run: the recorded run.
-        learner: its name or its incarnation.
-        t: the global step of the merge.
-
     Raises:
         ConfigError: the run has no such merge or no such learner.
     """
@@ -70,7 +62,7 @@ def why_absent(run: RecordedJob, learner: str, t: int) -> Told:
     return [said], {"absent": True, "learner": learner, "reason": said, "event": merge.launched}
 
 
-def why_event(run: RecordedRun, event: str, most: int = CAUSES_MAX) -> Told:
+def why_event(run: RecordedRun, event: str, most: int) -> Told:
     """Explain an event: the chain of its causes, back to what came from outside.
 
     Raises:

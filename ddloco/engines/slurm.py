@@ -117,11 +117,7 @@ def _check(order: EngineJob) -> None:
 
 
 def _processes(order: EngineJob) -> int:
-    """How many nodes a learner has, which is the same for all, since they are one array.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """How many nodes a learner has, which is the same for all, since they are one array."""
     job = order.job
     counts = {name: job.worker_of(name).processes for name in job.learner_names()}
     first = counts[job.learner_names()[0]]
@@ -139,19 +135,15 @@ def _syncer(order: EngineJob, name: str) -> str:
     if name != lead:
         command += ["--connect", _address(order, lead)]
     # The name of the host is known where the script runs only.
-    words = f"ddloco_host=$(hostname -f)\n{_about(name)}"
+    about = f"# {name} writes this host's name and its port where learners look for them."
     return _script(
         order,
         name,
         order.settings.slurm.syncer,
-        before=words,
+        before=f"ddloco_host=$(hostname -f)\n{about}",
         command=f'{quoted(command)} --advertise "tcp://$ddloco_host:*"',
         me="$SLURM_JOB_ID",
     )
-
-
-def _about(name: str) -> str:
-    return f"# {name} writes this host's name and its port where learners look for them."
 
 
 def _learners(order: EngineJob, first: int, count: int) -> str:

@@ -62,19 +62,15 @@ Notified: TypeAlias = "Told | News | tuple[Fragment, Payload]"
 Take = Callable[[Notified], Awaitable[None]]
 
 
+Wanted = Literal["", "snapshot", "stop", "leave"]
+
+
 class UnansweredError(Exception):
     """The syncer does not answer, or not correctly; one line contains its address."""
 
 
 class Observer:
-    """Sends requests to one syncer, and receives its notices.
-
-    Args:
-        endpoint: has dialled the syncer as ``ROUTE``.
-        address: the syncer's address, for messages.
-        timeout_s: how long the first answer may take, in seconds.
-        keyed: whether keys are used, for messages.
-    """
+    """Sends requests to one syncer, and receives its notices."""
 
     def __init__(
         self, endpoint: Endpoint, address: str, timeout_s: float, *, keyed: bool = False
@@ -89,7 +85,7 @@ class Observer:
         self._keyed = keyed
         self._taken = 0
         self._said_taken = 0
-        self._wanted: Literal["", "snapshot", "stop", "leave"] = ""
+        self._wanted: Wanted = ""
         """What the syncer is asked for with each beat, until that is heard of."""
         self._who = ""
         """The actor that is asked to leave."""
@@ -125,10 +121,7 @@ class Observer:
             UnansweredError: there is no answer, or no longer one.
         """
         said: Any = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._endpoint.run, self._deliver)
-            self._wanted = "stop" if stop else ""
-            nursery.start_soon(self._beat, payloads)
+        async with self._asking("stop" if stop else "", payloads=payloads):
             patience_s, problem = self._timeout_s, self._no_answer()
             while not (isinstance(said, News) and said.event == "ended"):
                 said = payload = None
@@ -139,7 +132,6 @@ class Observer:
                 patience_s = SILENCE_S_MAX
                 problem = self._silent()
                 await self._take_in(take, said, payload, payloads=payloads)
-            nursery.cancel_scope.cancel()
         if not isinstance(said, News):
             raise UnansweredError(self._problem(said, problem))
         return said
@@ -151,10 +143,7 @@ class Observer:
             UnansweredError: there is no answer, or no longer one.
         """
         name, said = "", None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._endpoint.run, self._deliver)
-            self._wanted = "snapshot"
-            nursery.start_soon(self._beat, False)
+        async with self._asking("snapshot"):
             begins_by, problem = trio.current_time() + self._timeout_s, self._no_answer()
             while not (isinstance(said, News) and _settles(said, name)):
                 said = None
@@ -170,7 +159,6 @@ class Observer:
                     name = name or said.fields["snapshot"]
                 if name:
                     self._wanted, problem = "", self._silent()
-            nursery.cancel_scope.cancel()
         if not isinstance(said, News):
             raise UnansweredError(self._problem(said, problem))
         return said
@@ -183,17 +171,25 @@ class Observer:
             UnansweredError: there is no answer, or no longer one.
         """
         said: Any = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._endpoint.run, self._deliver)
-            self._wanted, self._who = "leave", who
-            nursery.start_soon(self._beat, False)
+        async with self._asking("leave", who):
             with trio.move_on_after(self._timeout_s):
                 while not (isinstance(said, Sorry) or _dismisses(said, who)):
                     said, _ = await self._next()
-            nursery.cancel_scope.cancel()
         if not isinstance(said, News) or not _dismisses(said, who):
             raise UnansweredError(self._problem(said, self._no_answer()))
         return said
+
+    @asynccontextmanager
+    async def _asking(
+        self, wanted: Wanted, who: str = "", *, payloads: bool = False
+    ) -> AsyncIterator[None]:
+        """Receive, and ask with every beat."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._endpoint.run, self._deliver)
+            self._wanted, self._who = wanted, who
+            nursery.start_soon(self._beat, payloads)
+            yield
+            nursery.cancel_scope.cancel()
 
     async def _take_in(
         self, take: Take, said: Any, payload: "Payload | None", *, payloads: bool

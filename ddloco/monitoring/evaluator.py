@@ -27,16 +27,7 @@ Scored = Callable[[int, float, dict[str, float]], None]
 
 
 class Evaluator:
-    """Assembles models from global fragments and has them evaluated.
-
-    Args:
-        source: the job file, for messages.
-        plan: where each fragment is in the model.
-        arena: memory that the worker process can access.
-        score: evaluates a model in the arena; the loss is None if the task cannot.
-        scored: called with every result.
-        best: a file that the model with the lowest loss so far is written to; None for none.
-    """
+    """Assembles models from global fragments and has them evaluated."""
 
     def __init__(
         self,
@@ -60,11 +51,7 @@ class Evaluator:
         self._last = False
 
     def take(self, fragment: int, t: int, payload: Payload) -> None:
-        """Accept a newer version of a fragment.
-
-        Raises:
-            ConfigError: the job file describes another model.
-        """
+        """Accept a newer version of a fragment."""
         count = len(self._plan.fragments)
         got = tuple((meta.name, meta.shape, meta.dtype) for meta in payload.tensors)
         plain = all(meta.bits == DTYPES[meta.dtype].itemsize * 8 for meta in payload.tensors)
@@ -83,13 +70,7 @@ class Evaluator:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Evaluate models until ``finish``.
-
-        Raises:
-            ConfigError: the task has no held-out loss.
-            WorkerRequestError: the loss cannot be computed.
-            WorkerDiedError: the process ended.
-        """
+        """Evaluate models until ``finish``."""
         scored: dict[int, int] = {}
         while True:
             await self._wanted.wait()
@@ -115,11 +96,7 @@ class Evaluator:
         self._scored(t, found.loss, found.metrics)
 
     def _keep(self, path: Path, t: int, loss: float) -> None:
-        """Write the evaluated model, in place of an earlier one.
-
-        Raises:
-            ConfigError: the file cannot be written.
-        """
+        """Write the evaluated model, in place of an earlier one."""
         tensors: dict[str, Any] = {}
         for p, leaves in enumerate(self._plan.fragments):
             for index, leaf in enumerate(leaves):
@@ -137,12 +114,7 @@ async def open_scorer(
     job: Job, source: Path, scored: Scored, best: Path | None = None
 ) -> AsyncIterator[Evaluator]:
     """Open a scorer with a worker process that has loaded the job's task; the caller must ``run``
-    it.
-
-    Raises:
-        WorkerRequestError: the task cannot be used.
-        WorkerDiedError: the process ended.
-    """
+    it."""
     with closing(SharedMemory()) as arena:
         kept = kept_modules(source.parent, job.job.task)
         async with open_worker("observer.1", arena, job.worker_of(""), kept=kept) as process:

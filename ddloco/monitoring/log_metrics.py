@@ -20,12 +20,7 @@ LOOK_S = 1.0
 
 class LogMetrics:
     """Makes points of a log's lines. Every merge is a point in time, with the mean of the losses
-    and of the task's metrics that each learner has had since the last one.
-
-    Args:
-        job: the run's job.
-        sinks: the destinations; closed with this object.
-    """
+    and of the task's metrics that each learner has had since the last one."""
 
     def __init__(self, job: Job, sinks: list[Sink]) -> None:
         self.ended = False
@@ -110,13 +105,6 @@ async def track_run(
 
     The trackers work in a thread, because some write to a network. One that fails ends the
     tracking, and never the job.
-
-    Args:
-        folder: the run folder.
-        job: its job.
-        sinks: the trackers; closed at the end.
-        done: set when everything has been logged.
-        say: called with one line if it fails.
     """
     tail, metrics = LogTail(folder), LogMetrics(job, sinks)
 

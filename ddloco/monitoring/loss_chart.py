@@ -24,11 +24,7 @@ KEY_X, KEY_Y, KEY_STEP = LEFT + PLOT_WIDTH + 20, TOP + 12, 20
 
 
 class LossCurve:
-    """The losses of one learner: their mean in each part of the job's global steps.
-
-    Args:
-        steps: global steps of the whole job.
-    """
+    """The losses of one learner: their mean in each part of the job's global steps."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -66,14 +62,7 @@ def draw_losses(
     steps: int,
     title: str,
 ) -> str:
-    """The losses as a self-contained SVG file.
-
-    Args:
-        curves: by learner.
-        held_out: pairs of global step and held-out loss.
-        steps: global steps of the whole job.
-        title: above the figure.
-    """
+    """The losses as a self-contained SVG file."""
     lines = {name: curve.points() for name, curve in curves.items()}
     losses = [loss for points in (*lines.values(), held_out) for _, loss in points]
     low, high = _bounds(losses)

@@ -52,11 +52,7 @@ class Sink(Protocol):
 
 
 class Metrics:
-    """Extracts the numbers from an observer's notices and sends them to every sink.
-
-    Args:
-        sinks: the destinations; closed with this object.
-    """
+    """Extracts the numbers from an observer's notices and sends them to every sink."""
 
     def __init__(self, sinks: list[Sink]) -> None:
         self.t = 0
@@ -176,9 +172,6 @@ class Prometheus:
 class TensorBoard:
     """Event files for TensorBoard, by global step.
 
-    Args:
-        folder: where they are written.
-
     Raises:
         ConfigError: the package is not installed, or the folder cannot be written.
     """
@@ -206,12 +199,7 @@ def metrics_in_words(metrics: Mapping[str, float | None]) -> str:
 
 
 class PrintedNotices:
-    """Prints all notices, one line each, as readable text or as JSON.
-
-    Args:
-        write: called with each line.
-        as_json: whether lines are JSON objects.
-    """
+    """Prints all notices, one line each, as readable text or as JSON."""
 
     def __init__(self, write: Callable[[str], None], *, as_json: bool) -> None:
         self._write = write

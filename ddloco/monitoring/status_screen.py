@@ -23,11 +23,7 @@ cannot be drawn."""
 
 @contextmanager
 def open_screen(*, again: bool) -> Iterator[Draw]:
-    """Open the display, and close it at the end.
-
-    Args:
-        again: whether statuses are drawn again and again; on a terminal then in the same place.
-    """
+    """Open the display, and close it at the end."""
     console = SafeConsole()
     if again and console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
@@ -39,11 +35,7 @@ def open_screen(*, again: bool) -> Iterator[Draw]:
 
 
 def _picture_of(plain: dict[str, Any]) -> Group:
-    """How a status is drawn: of a syncer, or of any other actor, which shows its state.
-
-    Raises:
-        StatusError: a field has a wrong type.
-    """
+    """How a status is drawn: of a syncer, or of any other actor, which shows its state."""
     if "state" not in plain:
         return picture(status_from(plain))
     return actor_picture(status_from(plain, ActorStatus))

@@ -8,21 +8,15 @@ from typing import Any
 
 from ddloco.job.config import Job
 from ddloco.monitoring.metrics import Prometheus, Sink, TensorBoard, extra_package
+from ddloco.stage.files.addresses import PORT_MAX
 from ddloco.stage.files.toml import ConfigError
-
-PORT_MAX = 65535
 
 HELP = "tensorboard:DIR, prometheus:[HOST:]PORT, wandb:PROJECT, mlflow:URI or trackio:PROJECT"
 """The forms of a tracker's name."""
 
 
 class Rows:
-    """Collects the points of a global step, and passes them on as one row when the next begins.
-
-    Args:
-        write: called with a global step and the newest value of each metric, by tag.
-        end: called at the end.
-    """
+    """Collects the points of a global step, and passes them on as one row when the next begins."""
 
     def __init__(
         self, write: Callable[[int, dict[str, float]], None], end: Callable[[], None]

@@ -131,14 +131,6 @@ async def follow_job(
 ) -> None:
     """Follow a job until it ends or a signal arrives.
 
-    Args:
-        address: the address of its syncer.
-        timeout_s: how long the first answer may take, in seconds.
-        keys: a folder of keys, if the job has any.
-        metrics: receives the numbers.
-        lines: prints the notices, if wanted.
-        evaluate: how global models are evaluated, if they are.
-
     Raises:
         ConfigError: the address is invalid, or the job file describes another model.
         WorkerRequestError: the task cannot be used.
@@ -195,11 +187,7 @@ async def dismiss(
 async def _asking_lead(
     address: str, timeout_s: float, keys: Path | None
 ) -> AsyncIterator[Observer]:
-    """An observer with the owner's key, of the syncer that leads.
-
-    Raises:
-        ConfigError: it is a shard that does not lead.
-    """
+    """An observer with the owner's key, of the syncer that leads."""
     async with open_observer(address, timeout_s, keys, owner=True) as observer:
         told = _status_from(await observer.status())
         name = actor_of(told.incarnation)
@@ -209,11 +197,7 @@ async def _asking_lead(
 
 
 def _status_from(plain: dict[str, Any]) -> Status:
-    """Convert a syncer's answer to a status.
-
-    Raises:
-        UnansweredError: the answer is not a status.
-    """
+    """Convert a syncer's answer to a status."""
     try:
         return status_from(plain)
     except StatusError as error:

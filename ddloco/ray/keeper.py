@@ -30,17 +30,8 @@ LEAVE_S = 10.0
 
 @dataclass(frozen=True)
 class Errand:
-    """What a keeper keeps running.
-
-    Attributes:
-        name: the actor of the job.
-        syncers: the names of all syncers, of which the first leads.
-        text: the job file.
-        options: further options of the command.
-        folder: the run folder of a syncer; None for a learner, which has one on its node.
-        here: the folder from which the task is imported.
-        mark: what tells this job from others on the same nodes.
-    """
+    """What a keeper keeps running: an actor of a job, with the job file as text. A learner has
+    ``folder`` None, and one on its node; ``mark`` tells the job from others on the same nodes."""
 
     name: str
     syncers: Sequence[str]

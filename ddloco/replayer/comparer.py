@@ -26,14 +26,7 @@ from transport import GREETINGS, Marker, MessageArrived, Payload
 
 @final
 class Comparer:
-    """Confirms the events of a tape in a replay.
-
-    Args:
-        state: what the tape shares with the others.
-        player: the tape, and the actor that handles its events.
-        pending: the actor's work that is under way.
-        start: the actor in the snapshot that the replay begins with, if it is in one.
-    """
+    """Confirms the events of a tape in a replay."""
 
     def __init__(
         self,
@@ -55,20 +48,11 @@ class Comparer:
     def admit(
         self, record: tape.Event, event: Any, outcome: tape.Effects | tape.Raised | None
     ) -> Sequence[Any]:
-        """Let the machine handle an event, and compare what it asks for.
-
-        Raises:
-            Divergence: clock, effects or failure differ.
-        """
+        """Let the machine handle an event, and compare what it asks for."""
         return self._player.play(record, event, outcome)
 
     async def confirm(self, record: tape.Event, event: Any) -> Any:
-        """Wait until what an event says has become true again.
-
-        Raises:
-            Divergence: it has not.
-            DependsOnDivergence: it follows from an event that is not replayed.
-        """
+        """Wait until what an event says has become true again."""
         try:
             if self._executor.check_fact(event):
                 await trio.lowlevel.checkpoint()

@@ -26,10 +26,6 @@ LISTED_MAX = 8
 def gaps_of(tapes: Sequence[Tape], path: Path) -> list[str]:
     """Return what is missing or damaged, a line for each.
 
-    Args:
-        tapes: some tapes of a run; those beside them in its folder are not missing.
-        path: where they were found.
-
     Raises:
         TapeError: a tape cannot be read.
         ConfigError: this version cannot run the recorded job.
@@ -83,7 +79,9 @@ def missing_tapes(tapes: Sequence[Tape], path: Path) -> list[str]:
     """
     if path.is_file():
         return []
-    present = {each.incarnation for each in tapes} | _named_in(tapes[0].path.parent)
+    present = {each.incarnation for each in tapes} | {
+        whose(path)[0] for path in tapes[0].path.parent.glob(f"*{SUFFIX}")
+    }
     before = {name for each in tapes for name in _left_behind(each)}
     known: dict[str, int] = {}
     for each in tapes:
@@ -128,11 +126,6 @@ def two_runs(tapes: Sequence[Tape]) -> str | None:
                     "itself"
                 )
     return None
-
-
-def _named_in(folder: Path) -> set[str]:
-    """The incarnations whose tapes lie in a folder."""
-    return {whose(path)[0] for path in folder.glob(f"*{SUFFIX}")}
 
 
 def _left_behind(each: Tape) -> tuple[str, ...]:

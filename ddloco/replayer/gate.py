@@ -12,11 +12,6 @@ import trio
 class ReplayGate:
     """Holds the tapes of a replay at a cut.
 
-    Args:
-        tapes: the incarnations that are replayed.
-        limits: the number of the last event of each that may be handled, 0 if it is missing; None
-            lets all go to the end.
-
     Attributes:
         reached: set when every tape has come to its limit or to its end.
     """

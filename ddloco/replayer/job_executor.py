@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, final
 
 import trio
-from msgspec.structs import replace
 
 from clocks import actor_of
 from ddloco.job.config import Job, Worker
@@ -44,23 +43,11 @@ from ddloco.workers.task import TaskError, task_digest
 from ddloco.workers.task_sources import kept_modules
 from replay import Tape, event_line
 
-WITH_TENSORS = FragmentEncoded, FragmentMerged, StepFinished
-
 
 @final
 @dataclass
 class JobExecutor:
-    """Does the work of a learner or a syncer again.
-
-    Attributes:
-        started: what the prepared worker tells of itself.
-        job: the job.
-        executor: what does the work.
-        arrays: the actor's arrays, by handle.
-        history: the merges that the incarnations of this actor made in the replay.
-        change: how merges are changed, if they are.
-        report: where what cannot be verified is written.
-    """
+    """Does the work of a learner or a syncer again."""
 
     started: Started
     job: Job
@@ -128,11 +115,7 @@ class JobExecutor:
     # What is compared.
 
     def check_fact(self, event: Any) -> bool:
-        """Check what the worker told when it started, or what was found on the disk.
-
-        Raises:
-            Mismatch: it is not as it was recorded.
-        """
+        """Check what the worker told when it started, or what was found on the disk."""
         if isinstance(event, Started):
             then, now = (event.leaves, event.state), (self.started.leaves, self.started.state)
             if then != now:
@@ -171,9 +154,6 @@ class JobExecutor:
 
     def difference(self, recorded: WorkResult, found: WorkResult) -> str | None:
         """Return what kind of difference two results have, in words; None if they are equal."""
-        if isinstance(recorded, WITH_TENSORS) and not recorded.tensors:
-            # Tapes of former versions have no digests of single tensors.
-            found = replace(found, tensors=b"") if type(found) is type(recorded) else found
         hint = difference_of(recorded, found)
         if hint is not None:
             return self._explained(recorded, found, hint)
@@ -233,16 +213,6 @@ async def open_executor(
     turns: Path | None = None,
 ) -> AsyncIterator[tuple[WorkExecutor, ArrayTable, rpc.Prepared]]:
     """Open the worker process of a tape's actor, and have it load the task.
-
-    Args:
-        job: the job.
-        each: the tape; its run folder may keep the task's module.
-        folder: where work may leave files.
-        history: where a syncer stores its merges.
-        task: what the worker imports.
-        change: how merges are changed, if they are.
-        recorded: the environment in the tape's fingerprint, which the worker must have.
-        turns: see ``replay_of``.
 
     Raises:
         WorkerRequestError: the task cannot be used.

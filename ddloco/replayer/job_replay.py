@@ -38,16 +38,7 @@ COUNTED = {"steps": StepFinished, "merges": FragmentMerged}
 
 @dataclass
 class JobTapes:
-    """How the tapes of a job are replayed; see ``replay_of``.
-
-    Attributes:
-        job: the job.
-        task: what is called.
-        warn: called with what differs before the replay starts.
-        turns: the file by which workers take turns at the terminal; see ``replay_of``.
-        permit: refuses places that may not be opened.
-        start_point: the snapshot to begin with, once it is read.
-    """
+    """How the tapes of a job are replayed; see ``replay_of``."""
 
     job: Job
     task: str
@@ -74,11 +65,7 @@ class JobTapes:
 
     @asynccontextmanager
     async def open(self, state: ReplayState, each: Tape, folder: Path) -> AsyncIterator[TapeRunner]:
-        """Start a worker as the tape's fingerprint names it, and end it afterwards.
-
-        Raises:
-            WorkerRequestError: the task cannot be used.
-        """
+        """Start a worker as the tape's fingerprint names it, and end it afterwards."""
         job, name, own = self.job, actor_of(each.incarnation), None
         start = self.start_point.start(each.incarnation) if self.start_point is not None else None
         history = self._histories.setdefault(name, FragmentHistory())

@@ -25,13 +25,7 @@ from replay import Player, Tape
 
 @dataclass
 class ProgramTapes:
-    """How the tapes of a user's program are replayed; see ``replay_of``.
-
-    Attributes:
-        loaded: the program.
-        warn: called with what differs before the replay starts.
-        start_point: the snapshot to begin with, once it is read.
-    """
+    """How the tapes of a user's program are replayed; see ``replay_of``."""
 
     loaded: LoadedProgram
     warn: Callable[[str], None]
@@ -74,12 +68,7 @@ class ProgramTapes:
 @final
 @dataclass
 class ProgramExecutor:
-    """Does the work of a user's actor again.
-
-    Attributes:
-        executor: what does it, live as well.
-        arrays: the actor's arrays, by handle.
-    """
+    """Does the work of a user's actor again."""
 
     executor: ComputationExecutor
     arrays: ArrayTable

@@ -18,7 +18,7 @@ from ddloco.replayer.start_point import Permit, choose_start_point
 from ddloco.roles.job_program import JobProgram, program_of
 from ddloco.stage.actors.actor import ACTOR_SEMANTICS
 from ddloco.stage.driver.resume import StartPoint
-from ddloco.stage.files.run_folder import SNAPSHOTS, TAPES
+from ddloco.stage.files.run_folder import JOB_FILE, SNAPSHOTS, TAPES
 from ddloco.stage.files.toml import read_toml
 from ddloco.stage.files.trust import check_states, check_trust, content_of, job_digest
 from ddloco.stage.nodes.runnable import Runnable
@@ -28,11 +28,10 @@ from ddloco.stage.programs.program import (
     LoadedProgram,
     find_programs,
     is_program,
-    program_from,
+    load_program,
 )
 from replay import Tape, TapeError, open_tapes
 
-JOB_FILE = "job.toml"
 TENSORS_MAX = 2**20
 """More tensors than any model has."""
 
@@ -50,11 +49,6 @@ def open_recording(
     path: Path, *, salvage: bool = False, wanted: Callable[[str], bool] | None = None
 ) -> list[Tape]:
     """Open the tapes of a run, scanned; all are of the job or the program that their folder is of.
-
-    Args:
-        path: the run folder, a folder of tapes, or one tape.
-        salvage: whether to read damaged tapes up to the damage.
-        wanted: whether an incarnation's tape is opened; see ``open_tapes``.
 
     Raises:
         TapeError: one cannot be read, or is of another job, or of another version's semantics.
@@ -77,13 +71,8 @@ def open_recording(
 
 
 def check_task(tapes: Sequence[Tape], path: Path, task: str, *, trust: bool) -> None:
-    """Refuse to call what tapes name, unless this user recorded them or confirms it.
-
-    Args:
-        tapes: of one run.
-        path: where they were found.
-        task: what the user names in place of it; empty for nothing.
-        trust: whether the user confirms it.
+    """Refuse to call what tapes name, unless this user recorded them, confirms it (``trust``), or
+    names something else (``task``).
 
     Raises:
         ConfigError: another user recorded the run.
@@ -108,12 +97,6 @@ def program_in(
 ) -> JobProgram | LoadedProgram:
     """Return what the tapes of a run are of: a job, or a user's program, which is imported here.
 
-    Args:
-        tapes: of one run.
-        path: where they were found.
-        task: the program of the user's that is used in place of the one that the tapes name.
-        trust: whether the user allows importing what another user's tapes name.
-
     Raises:
         ConfigError: this version cannot run the job; or another user recorded the program.
         NamedError: the program cannot be used here.
@@ -124,7 +107,7 @@ def program_in(
         return program_of(job_of(tapes[0]))
     check_task(tapes, path, task, trust=trust)
     find_programs()
-    program = program_from({**plain, "program": task or plain["program"]})
+    program = load_program(task or plain["program"], plain["options"])
     for each in tapes:
         if actor_of(each.incarnation) not in program.names:
             raise _refused(each, f"{each.incarnation} is not an actor of the program now")
@@ -143,11 +126,7 @@ def start_point_in(
 
 
 def job_of(tape: Tape) -> Job:
-    """The job that a tape's header names.
-
-    Raises:
-        ConfigError: this version cannot run it.
-    """
+    """The job that a tape's header names."""
     return job_from(tape.header.job, f"{tape.path} (header)")
 
 

@@ -12,18 +12,7 @@ from replay import Divergence, Tape
 
 
 class ReplayState:
-    """What the tapes of one replay share.
-
-    Args:
-        tapes: those that are replayed.
-        missing: the actors of the run that have no tape.
-        report: where findings are written.
-        optional: the actors that are no gap if nothing came from them: they never took part.
-        start_point: the snapshot to begin with, if any.
-        counted: the classes of events that the report counts, by their names in the report.
-        progress: called with the number of events played so far.
-        limits: the clock of an event up to which the tapes are replayed; None for their ends.
-    """
+    """What the tapes of one replay share."""
 
     def __init__(
         self,

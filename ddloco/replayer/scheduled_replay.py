@@ -183,9 +183,6 @@ class ScheduledRun:
 
         A real schedule and what is run along it are compared, so every one is refused. A simulated
         one is of another job, and decides; refused is only what the user asked for.
-
-        Raises:
-            ConfigError: names them.
         """
         keys = {each.partition("=")[0].strip() for each in asked}
         refused = {
@@ -246,11 +243,7 @@ class ScheduledRun:
             recorder.close(actor.number, each.closed)
 
     def _check_fragments(self, player: Player[Any], prepared: rpc.Prepared) -> None:
-        """The schedule's merges are of as many fragments as the task's parameters make.
-
-        Raises:
-            ConfigError: they are not.
-        """
+        """The schedule's merges are of as many fragments as the task's parameters make."""
         scheduled = next(event for _, event, _ in player.moments())
         fits = len(self._schedule.plan(scheduled.leaves).fragments)
         got = len(self.job.plan(prepared.leaves).fragments)
@@ -278,17 +271,7 @@ class ScheduledRun:
 @final
 @dataclass(frozen=True)
 class ScheduleFollower:
-    """Gives the events of a schedule to a machine, with what real work brings.
-
-    Attributes:
-        recorded: the tape that is followed.
-        actor: the actor that handles the events.
-        executor: does the actor's work.
-        pending: the work that is under way.
-        mailbox: the messages of all actors.
-        recorder: writes the new tape.
-        observe: told of the machine's observations, with the time and number of the event.
-    """
+    """Gives the events of a schedule to a machine, with what real work brings."""
 
     recorded: Tape
     actor: Actor
@@ -301,11 +284,7 @@ class ScheduleFollower:
     def admit(
         self, record: tape.Event, event: Any, outcome: tape.Effects | tape.Raised | None
     ) -> Sequence[Any]:
-        """Record an event and let the machine handle it.
-
-        Raises:
-            TapeError: it asks for more or less than the schedule's did.
-        """
+        """Record an event and let the machine handle it."""
         effects = admit(self.actor, self.recorder, record.at, event)
         if isinstance(outcome, tape.Effects) and outcome.count != len(effects):
             said = f"event {record.n} asks for {len(effects)} things, in the schedule it was "
@@ -317,12 +296,7 @@ class ScheduleFollower:
 
     async def confirm(self, record: tape.Event, event: Any) -> Any:
         """Return what takes an event's place: the same message or the same work's result, with
-        what was really said and computed.
-
-        Raises:
-            TapeError: it cannot be followed.
-            WorkerRequestError: the work failed.
-        """
+        what was really said and computed."""
         match event:
             case Started():
                 if event.state is not None:

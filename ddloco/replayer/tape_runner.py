@@ -137,15 +137,7 @@ async def open_pending(executor: ReplayExecutor) -> AsyncIterator[PendingWork]:
 @final
 @dataclass(frozen=True)
 class TapeRunner:
-    """Plays one tape.
-
-    Attributes:
-        state: what it shares with the other tapes of the replay.
-        actor: the actor, as it is after the newest event that was replayed.
-        player: feeds the tape to the actor.
-        door: what events go through to the actor.
-        pending: the actor's work that is under way.
-    """
+    """Plays one tape."""
 
     state: ReplayState
     actor: Actor

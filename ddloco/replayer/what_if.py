@@ -46,11 +46,7 @@ class WhatIf(Struct, frozen=True):
         return self.before if t < self.since else now
 
     def changed(self, work: Work) -> Work:
-        """Return a piece of work as it is done here.
-
-        Raises:
-            ConfigError: a merge would have no contribution with a weight.
-        """
+        """Return a piece of work as it is done here."""
         if not isinstance(work, MergeFragment | SumContributions):
             return work
         if work.t < self.since or not self.without:

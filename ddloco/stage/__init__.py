@@ -25,21 +25,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Array": "ddloco.stage.programs.user_actor",
-    "Body": "ddloco.stage.programs.user_actor",
-    "Program": "ddloco.stage.programs.program",
-    "Role": "ddloco.stage.programs.program",
-    "SnapshotTable": "ddloco.stage.files.settings",
-    "TapeTable": "ddloco.stage.files.settings",
-    "UserActor": "ddloco.stage.programs.user_actor",
-    "mesh": "ddloco.stage.programs.program",
-    "star": "ddloco.stage.programs.program",
-    "computation": "ddloco.stage.programs.user_actor",
+    "ddloco.stage.files.settings": ("SnapshotTable", "TapeTable"),
+    "ddloco.stage.programs.program": ("Program", "Role", "mesh", "star"),
+    "ddloco.stage.programs.user_actor": ("Array", "Body", "UserActor", "computation"),
 }
 """Each name is imported when it is first used: machines import this package, and no sockets."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
     raise AttributeError(f"module 'ddloco.stage' has no attribute {name!r}")

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clocks import ActorClock, VectorClock, actor_clock
+from tests.clocks.deltas import changed
 
 ME = "me.1"
 NAMES = ["a.1", "a.2", "b.1", "c.1"]
@@ -30,7 +31,7 @@ class Model:
     def tick(self, heard, source):
         theirs = {name: count for name, count in heard.items() if name != ME}
         before, after = self.now, self.now.merge(theirs).tick(ME)
-        learned = {name: n for name, n in after.changed_since(before).items() if name != ME}
+        learned = {name: n for name, n in changed(after, before).items() if name != ME}
         self.sources |= dict.fromkeys(learned, source)
         self.history.append(after)
         return learned
@@ -42,10 +43,10 @@ class Model:
         ]
 
     def since(self, number, reader=None):
-        changed = self.now.changed_since(self.history[number])
+        news = changed(self.now, self.history[number])
         taught = [n for n in self.now if n != ME and self.sources[n] == reader]
         left_out = taught if len(taught) > 1 or len(taught) == len(self.now) - 1 else []
-        told = {n: c for n, c in changed.items() if n not in left_out}
+        told = {n: c for n, c in news.items() if n not in left_out}
         return {**told, ME: self.now[ME]}
 
 

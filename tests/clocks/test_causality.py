@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clocks import CausalityError, VectorClock, causal_sort, inconsistencies, is_consistent_cut
+from tests.clocks.deltas import changed
 
 ACTORS = ("a", "b", "c.1", "é")
 
@@ -52,7 +53,7 @@ def simulate(seed, events=24):
         past[actor] = causes | {event.key}
         if rng.random() < 0.6:
             pair = (actor, rng.choice([other for other in ACTORS if other != actor]))
-            lanes[pair].append((clock.changed_since(told[pair]), past[actor]))
+            lanes[pair].append((changed(clock, told[pair]), past[actor]))
             told[pair] = clock
     return history
 

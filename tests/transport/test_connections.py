@@ -120,7 +120,7 @@ async def context():
 @pytest.fixture
 async def listener(context, nursery):
     """It listens on a port of its own, and its address."""
-    endpoint = ZmqEndpoint(context, handover=True)
+    endpoint = ZmqEndpoint(context)
     address = await endpoint.listen("tcp://127.0.0.1:0")
     listening = Listener(endpoint)
     nursery.start_soon(listening.run)

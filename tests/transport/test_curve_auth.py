@@ -34,7 +34,7 @@ def unknown_peer():
 async def syncer(address="tcp://127.0.0.1:*"):
     """Give a running listener with keys, its inbox, and a function that dials it under a name."""
     async with open_context() as context, trio.open_nursery() as nursery:
-        listener = ZmqEndpoint(context, curve=curve("syncer"), handover=True)
+        listener = ZmqEndpoint(context, curve=curve("syncer"))
         inbox, dialled = Inbox(), []
         bound = await listener.listen(address)
         nursery.start_soon(listener.run, inbox.deliver)

@@ -100,7 +100,7 @@ async def star(share=(True, True)):
     async with open_context() as one, open_context() as two, AsyncExitStack() as stack:
         hub, learner = (
             Side(
-                ZmqEndpoint(each, linger_s=0.0, handover=True),
+                ZmqEndpoint(each, linger_s=0.0),
                 stack.enter_context(closing(SharedMemory())),
             )
             for each in (one, two)

@@ -24,7 +24,7 @@ async def attend(endpoint, inbox):
 async def one_line(address="tcp://127.0.0.1:*", deaf_s=DEAF_S):
     """A listener that takes identities over, what it received, and a peer that dialled it."""
     async with open_context() as context, trio.open_nursery() as tasks:
-        listener = ZmqEndpoint(context, linger_s=0.0, handover=True)
+        listener = ZmqEndpoint(context, linger_s=0.0)
         owner = ZmqEndpoint(context, linger_s=0.0, deaf_s=deaf_s)
         heard, told = Inbox(), Inbox()
         bound = await listener.listen(address)
@@ -134,7 +134,7 @@ async def test_a_listener_that_is_away_is_dialled_ever_more_seldom():
             await trio.sleep(0.05)
         assert 2 <= owner.statistics().lines_mended <= 5  # After 0.1, 0.2, 0.4, 0.8, 1.6 s.
         async with open_context() as context, trio.open_nursery() as tasks:
-            successor, heard = ZmqEndpoint(context, linger_s=0.0, handover=True), Inbox()
+            successor, heard = ZmqEndpoint(context, linger_s=0.0), Inbox()
             await successor.listen(address)
             tasks.start_soon(attend, successor, heard)
             while not heard.count:  # What waited for the one before may be lost.
@@ -148,7 +148,7 @@ async def test_a_listener_that_is_away_is_dialled_ever_more_seldom():
 async def test_a_probe_of_an_endpoint_that_was_closed_meanwhile_is_not_answered():
     """Its socket may be closed between taking the probe off it and answering."""
     async with open_context() as context:
-        listener = ZmqEndpoint(context, linger_s=0.0, handover=True)
+        listener = ZmqEndpoint(context, linger_s=0.0)
         await listener.listen("tcp://127.0.0.1:*")
         line = listener._listening
         await listener.aclose()

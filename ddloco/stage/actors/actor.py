@@ -286,14 +286,7 @@ class Actor(Struct, Generic[M, B, W, T], forbid_unknown_fields=True):
     def _part_with(
         self, at: float, begun: list[str], missing: tuple[str, ...], effects: list[Effect]
     ) -> None:
-        """Report to the machine, after ``Restored``, what the new run does not continue.
-
-        Args:
-            at: the current time, in seconds.
-            begun: snapshots that this actor had begun and that are discarded.
-            missing: peers that do not continue from the snapshot; their links are lost.
-            effects: the list that effects are appended to.
-        """
+        """Report to the machine, after ``Restored``, what the new run does not continue."""
         for snapshot in begun:
             settled = SnapshotSettled(snapshot, "the job went on from a snapshot")
             for effect in self.machine.handle(at, settled):

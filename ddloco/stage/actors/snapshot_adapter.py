@@ -131,14 +131,7 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
     def take_part(
         self, at: float, fact: Any, moment: Callable[[], Moment], clock: ActorClock
     ) -> list[Effect]:
-        """Handle a fact that concerns snapshots; returns effects, as a machine does.
-
-        Args:
-            at: the current time, in seconds.
-            fact: the fact.
-            moment: returns the actor's event number, clock and peers, for a cut at this event.
-            clock: the actor's clock.
-        """
+        """Handle a fact that concerns snapshots; returns effects, as a machine does."""
         participant = self.participant
         match fact:
             case MessageArrived(body=Marker(snapshot)):
@@ -287,9 +280,6 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
         """Note that ``handles`` are needed until they are written, once for each cut.
 
         The caller adds the references to the handles, one for each cut.
-
-        Returns:
-            The work number and the snapshot of each cut.
         """
         begun: list[tuple[int, str]] = []
         for cut in self.cuts:

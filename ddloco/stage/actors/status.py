@@ -81,12 +81,7 @@ class ActorStatus(Struct, frozen=True, kw_only=True):
 
 
 def actor_status(actor: Actor[Any, Any, Any, Any], at: float) -> ActorStatus:
-    """Return the status of an actor, as far as the actor itself knows it.
-
-    Args:
-        actor: the actor.
-        at: the time in seconds since its start.
-    """
+    """Return the status of an actor at ``at`` seconds since its start, as far as it knows it."""
     links, clock = actor.links, actor.clock.wire()
     peers = links.peers()[:LINKS_MAX]
     return ActorStatus(

@@ -25,9 +25,6 @@ def handles_in(kind: type[Struct], use: Use) -> Callable[[Any], tuple[str, ...]]
 
     It is compiled from the names of the fields, once for each kind: it is called for each piece of
     work, and a loop over the fields would take three times as long.
-
-    Raises:
-        TypeError: a field holds handles and something else.
     """
     found = _in_struct(kind, "work", use)
     one = len(found) == 1 and found[0].startswith("*work.")

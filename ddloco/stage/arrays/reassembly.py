@@ -18,11 +18,7 @@ before a sender without credit would give up its link, and rare enough not to en
 
 
 class Reassembly:
-    """Incomplete messages, by actor and lane.
-
-    Args:
-        assembler: creates the assembler for the messages of one peer.
-    """
+    """Incomplete messages, by actor and lane."""
 
     def __init__(self, assembler: Callable[[str], Assembler[Any]]) -> None:
         self._assembler = assembler
@@ -57,13 +53,7 @@ class Reassembly:
         return None
 
     def progress(self, at: float, peer: str, lane: str) -> int | None:
-        """The bytes received of a message that takes long, when a report is due; otherwise None.
-
-        Args:
-            at: the current time in seconds.
-            peer: the sender.
-            lane: the lane.
-        """
+        """The bytes received of a message that takes long, when a report is due; otherwise None."""
         key = (actor_of(peer), lane)
         if key not in self._unfinished:
             self._told_at.pop(key, None)

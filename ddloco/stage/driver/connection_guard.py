@@ -19,13 +19,7 @@ over a new one."""
 
 
 class ConnectionGuard:
-    """Checks headers before memory for their payloads is allocated.
-
-    Args:
-        me: the actor's incarnation.
-        actors: the actors of the job, by name.
-        admits: raises RemoteProtocolError if a message's tensors do not match its body.
-    """
+    """Checks headers before memory for their payloads is allocated."""
 
     def __init__(
         self, me: str, actors: Collection[str], admits: Callable[[Header[Any]], None]
@@ -36,11 +30,7 @@ class ConnectionGuard:
         self._hellos = Allowances(HELLOS_AT_ONCE, HELLOS_PER_S)
 
     def check(self, peer: str, header: Header[Any]) -> None:
-        """Reject a message that ``peer`` cannot have sent.
-
-        Raises:
-            RemoteProtocolError: its sender is another actor, or it names an unknown one.
-        """
+        """Reject a message that ``peer`` cannot have sent."""
         sender = header.sender
         if sender != peer and actor_of(sender) != peer:
             raise RemoteProtocolError(f"$.sender: {sender} speaks on the lane of {peer}")

@@ -247,13 +247,8 @@ class Driver:
                 await trio.sleep(CONNECT_S / 1000)
 
     def _go_on(self, before: Sequence[int], pending: Sequence[Arrived | Event]) -> None:
-        """Set the timers and start the unfinished work of a snapshot.
-
-        Args:
-            before: the numbers of the work that was unfinished before the first event; work that
-                the first event itself requested has been started already.
-            pending: events to handle next.
-        """
+        """Set the timers and start the work that was unfinished before the first event; what that
+        event itself requested has been started already."""
         self._urgent.extend(pending)
         done = {each.work for each in pending if isinstance(each, WorkResult)}
         for timer, due in self.actor.timers:

@@ -14,7 +14,6 @@ def new_endpoint(context: "object", curve: Curve | None = None) -> ZmqEndpoint:
     return ZmqEndpoint(
         context,  # pyright: ignore[reportArgumentType]
         queue_messages_max=QUEUE_MESSAGES_MAX,
-        handover=True,
         curve=curve,
     )
 

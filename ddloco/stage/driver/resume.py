@@ -85,11 +85,6 @@ class Start:
 def load_start(store: Store, part: Part, states: ActorStates[Any]) -> Start:
     """Read the state of one participant.
 
-    Args:
-        store: the store that holds the snapshot.
-        part: the participant's entry in the manifest.
-        states: reads states of such a participant.
-
     Raises:
         SnapshotError: a blob is missing, damaged, or of another version of this program.
         StorageError: the store cannot be read.
@@ -150,14 +145,7 @@ class StartPoint(Generic[S]):
     def first(
         self, start: Start, names: Collection[str], job_id: str, run: str = ""
     ) -> tuple[Restored, list[Arrived | WorkResult]]:
-        """Return the first event of an actor that resumes, and what follows it at once.
-
-        Args:
-            start: its state.
-            names: the actors of the new run.
-            job_id: sent with every message.
-            run: which of the runs of the job it is.
-        """
+        """Return the first event of an actor that resumes, and what follows it at once."""
         restored = Restored(self.snapshot, self.missing(start, names), run)
         return restored, [*start.results, *start.arrivals(job_id)]
 
@@ -211,13 +199,8 @@ class StartPoint(Generic[S]):
 def read_start_point(
     place: str | Path, snapshot: str, load: Callable[[Store, Part], S], only: str | None = None
 ) -> StartPoint[S]:
-    """Read a snapshot and verify the digests of its blobs.
-
-    Args:
-        place: the folder or URL of the store.
-        snapshot: the id of the snapshot, or ``latest``.
-        load: reads the state of one participant.
-        only: the one actor to read, if the others resume elsewhere.
+    """Read a snapshot, by id or ``latest``, and verify the digests of its blobs; of the actor
+    ``only``, if the others resume elsewhere.
 
     Raises:
         SnapshotError: the snapshot is missing, damaged, or of another version of this program.
@@ -268,12 +251,6 @@ def existing_place(said: str) -> tuple[str, str]:
 
 def check_said(said: str, place: str, own: str, *, trust: bool) -> None:
     """Refuse to continue from states that another user may have written.
-
-    Args:
-        said: what was given to ``--from``.
-        place: the store that it names.
-        own: the place of snapshots in the settings of the new run, if it has one.
-        trust: whether the user trusts who writes there.
 
     Raises:
         ConfigError: the place is neither that of a run that this user recorded, nor the new run's.

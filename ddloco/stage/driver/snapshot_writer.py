@@ -33,12 +33,7 @@ Held = list[tuple[Kind, str, Tensors]]
 
 
 class ActorCapture(Doer):
-    """Performs the snapshot work of an actor whose worker has no state.
-
-    Args:
-        arrays: the actor's arrays.
-        sink: the sink to write to.
-    """
+    """Performs the snapshot work of an actor whose worker has no state."""
 
     def __init__(self, arrays: ArrayTable, sink: SnapshotSink) -> None:
         self._arrays = arrays

@@ -187,12 +187,8 @@ def end_file(path: Path) -> Path:
 
 
 def end_at(address: str, job_id: str = "") -> str:
-    """Why a job has ended, if the file beside that of an address says so; otherwise empty.
-
-    Args:
-        address: of a lead; only one in a file has another file beside it.
-        job_id: the job; empty for any.
-    """
+    """Why a job has ended, or any job without ``job_id``, if the file beside that of an address
+    says so; otherwise empty."""
     if not address.startswith(FILE):
         return ""
     try:

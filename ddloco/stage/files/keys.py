@@ -116,11 +116,7 @@ def secret_file(folder: Path, name: str) -> Path:
 
 
 def read_secret(path: Path) -> str:
-    """Read a secret key, in Z85.
-
-    Raises:
-        ConfigError: it cannot be read, is invalid, or can be read by others.
-    """
+    """Read a secret key, in Z85."""
     secret = convert(read_toml(path), SecretFile, str(path)).secret
     if path.stat().st_mode & 0o077:
         raise ConfigError(f"{path}: others can read this secret; chmod 600 {path}")
@@ -132,12 +128,7 @@ def read_secret(path: Path) -> str:
 
 
 def read_public(folder: Path) -> dict[str, str]:
-    """Read the public keys by name, in Z85.
-
-    Raises:
-        ConfigError: the file cannot be read, has an invalid key, gives two names the same key, or
-            others can change it or replace what is in the folder.
-    """
+    """Read the public keys by name, in Z85."""
     path = folder / PUBLIC_FILE
     public = convert(read_toml(path), PublicFile, str(path)).public
     if path.stat().st_mode & 0o022:

@@ -24,13 +24,7 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 
 def near_key(kind: Any, path: str, key: str) -> str:
-    """The end of an error line about an unknown key.
-
-    Args:
-        kind: the type of the whole file.
-        path: the table that the key is in, such as ``sync``; empty for the top level.
-        key: the unknown key.
-    """
+    """The end of an error line about an unknown key."""
     table = _at(kind, path)
     prefix = f"{path}." if path else ""
     here = [f"{prefix}{name}" for name in _fields(table)]

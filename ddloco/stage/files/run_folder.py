@@ -131,11 +131,7 @@ def folders_to_make(folder: Path) -> list[Path]:
 def remove_unused(made: Sequence[Path]) -> None:
     """Remove a run folder that was made for a run that could not begin, with the folders that were
     made for it. Nothing is removed if it has anything but what ``open_folder`` and the lease wrote,
-    and source that was received.
-
-    Args:
-        made: what ``folders_to_make`` returned before; empty if the folder existed.
-    """
+    and source that was received."""
     with suppress(OSError):  # What cannot be removed stays.
         for folder in made[:1]:
             inside = list(folder.iterdir())

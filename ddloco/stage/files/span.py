@@ -14,14 +14,7 @@ def snapshots_said(keep: str) -> int | None:
 
 
 def unbounded(keep: str, *, wanted: bool, stay: int, ships: bool) -> str | None:
-    """Why a job's tapes cannot be bounded in this way, as one line; None if they can.
-
-    Args:
-        keep: the setting in the job file.
-        wanted: whether snapshots are taken on a schedule.
-        stay: how many snapshots are kept.
-        ships: whether tapes are shipped.
-    """
+    """Why a job's tapes cannot be bounded in this way, as one line; None if they can."""
     count = snapshots_said(keep)
     if count is None:
         return f'tape.keep: {keep!r} is not valid; want "2 snapshots", or "" to keep everything'

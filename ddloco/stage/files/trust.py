@@ -112,12 +112,6 @@ def check_states(folder: Path, plain: Mapping[str, Any], place: str | Path, *, t
     """Refuse to let states act that another user may have written, and to open places that only a
     tape names.
 
-    Args:
-        folder: the run folder.
-        plain: the job or program that was recorded there.
-        place: where the states are.
-        trust: whether the user trusts the author of the run.
-
     Raises:
         ConfigError: this user did not record the run, or has not given this place to it.
     """

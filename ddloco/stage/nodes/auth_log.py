@@ -23,12 +23,7 @@ EVENTS = {
 
 
 class AuthRefusals:
-    """Logs the refusals of one endpoint.
-
-    Args:
-        endpoint: counts them.
-        hosted: the actor whose log they are written to.
-    """
+    """Logs the refusals of one endpoint."""
 
     def __init__(self, endpoint: ZmqEndpoint, hosted: HostedActor) -> None:
         self._endpoint = endpoint

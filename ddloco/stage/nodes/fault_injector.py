@@ -113,15 +113,7 @@ def relayed(faults: tuple[Fault, ...]) -> frozenset[str]:
 
 
 class FaultInjector:
-    """Applies faults, each at its time.
-
-    Args:
-        faults: what happens, in order of time.
-        seed: the seed that they were drawn with, for the log.
-        actors: the processes.
-        relays: links, by learner; every learner with a link fault has one.
-        log: where every fault that was applied, ended or skipped is noted.
-    """
+    """Applies faults, each at its time."""
 
     def __init__(
         self,

@@ -28,13 +28,7 @@ lead is found within the first, and unknown numbers cannot cause more questions 
 
 
 class Gate:
-    """The numbers that a shard accepts.
-
-    Args:
-        program: what runs; the endpoint has dialled its lead on the lane for grants.
-        endpoint: carries the questions.
-        note: writes to the log.
-    """
+    """The numbers that a shard accepts."""
 
     def __init__(
         self, program: Runnable, endpoint: Endpoint, note: Callable[[str, dict[str, str]], None]

@@ -199,17 +199,11 @@ async def ask_lead(
     waiting: Callable[[], None],
     ended: Callable[[], JobOver | None],
 ) -> Answer:
-    """Ask the lead until it answers.
+    """Ask the lead until it answers, for at most ``patience_s`` seconds.
 
-    Args:
-        endpoint: used for nothing else; the caller closes it.
-        address: where the lead listens.
-        names: the actor and the leading syncer.
-        question: the request.
-        decode: reads an answer.
-        patience_s: how long to ask, in seconds; infinite means for ever.
-        waiting: called once, if the first request was not answered at once.
-        ended: what is known of the job's end if the lead does not answer.
+    ``names`` are the actor and the lead. The endpoint is used for nothing else, and the caller
+    closes it. ``waiting`` is called once, if the first request was not answered at once, and
+    ``ended`` tells what is known of the job's end meanwhile.
 
     Raises:
         OSError: the address is invalid.

@@ -85,9 +85,6 @@ def newest_on_tape(tapes: Path, name: str) -> int:
 class NumberRecord:
     """The newest number of each actor, in a file.
 
-    Args:
-        folder: the run folder.
-
     Raises:
         RecordError: the file exists and cannot be read.
     """
@@ -113,11 +110,7 @@ class NumberRecord:
 
     def note(self, name: str, number: int) -> None:
         """Record an actor's new number; it is on disk when this returns. Other processes that have
-        this folder may record theirs at the same time.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        this folder may record theirs at the same time."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_name(f".{RECORD}.partial")
         with self._path.with_name(f".{RECORD}.lock").open("ab") as lock:
@@ -137,16 +130,7 @@ class NumberRecord:
 
 
 class Registrar:
-    """Answers actors that request incarnation numbers.
-
-    Args:
-        program: what these actors are of.
-        record: what was granted before.
-        endpoint: sends the answers.
-        note: writes to the log.
-        time: limits the rate of new numbers.
-        lease: the lead's, without which nothing is granted.
-    """
+    """Answers actors that request incarnation numbers."""
 
     def __init__(
         self,

@@ -137,11 +137,7 @@ def this_kernel() -> str:
 
 
 def folder_id(folder: Path) -> str:
-    """What tells a folder from all others; it is written there the first time.
-
-    Raises:
-        StorageError: it cannot be read or written.
-    """
+    """What tells a folder from all others; it is written there the first time."""
     here = LocalStorage(folder)
     here.create(ID_FILE, secrets.token_hex(8).encode(), exclusive=True)
     with here.open(ID_FILE) as file:
@@ -291,11 +287,7 @@ class Lease:
                 self._claim_next()
 
     async def run(self, note: Callable[[str, dict[str, str]], None]) -> None:
-        """Renew it, until it is lost.
-
-        Args:
-            note: writes to the log.
-        """
+        """Renew it, until it is lost."""
         while not self._lost:
             try:
                 await trio.to_thread.run_sync(self.renew)

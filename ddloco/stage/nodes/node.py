@@ -316,13 +316,7 @@ async def run_together(
     finishes: dict[str, Finish],
     ended: Callable[[HostedActor, Finish], None],
 ) -> None:
-    """Run actors of this process until all have ended, and close their endpoints.
-
-    Args:
-        actors: the actors.
-        finishes: how each ended is stored here, by incarnation.
-        ended: called when one has ended, to ask others to stop.
-    """
+    """Run actors of this process until all have ended, and close their endpoints."""
 
     async def run(actor: HostedActor) -> None:
         try:
@@ -393,16 +387,7 @@ def sink_of(
     *,
     confirm: Callable[[], None] = lambda: None,
 ) -> StoreSink:
-    """Where a program's snapshots go.
-
-    Args:
-        program: whose.
-        place: where.
-        run: which of the runs that share the place.
-        began_from: the snapshot of this place that the run continued from.
-        warn: told, in a thread, of what is wrong with older ones.
-        confirm: see ``HostedActor.confirm``.
-    """
+    """Where a program's snapshots go."""
     facts, table = {"job": program.id, "name": program.name}, program.snapshot
     facts |= {RUN: run} if run else {}
     facts |= {BEGAN_FROM: began_from} if began_from else {}

@@ -39,15 +39,7 @@ READ_BYTES = 2**20
 
 
 class PlaceMirror:
-    """Copies an actor's files to a place, and brings them from there.
-
-    Args:
-        place: where to.
-        folder: the run folder.
-        name: the actor.
-        confirm: called in a thread before each write; raises OSError if another process acts as
-            this actor.
-    """
+    """Copies an actor's files to a place, and brings them from there."""
 
     def __init__(
         self, place: Place, folder: Path, name: str, confirm: Callable[[], None] = lambda: None
@@ -62,12 +54,7 @@ class PlaceMirror:
         self._lengths: dict[str, int] = {}
 
     def copy(self) -> None:
-        """Copy what is new since the last call.
-
-        Raises:
-            StorageError: the place cannot be written; the next call tries again.
-            OSError: a file cannot be read, or another process acts as this actor.
-        """
+        """Copy what is new since the last call."""
         with self._copying:
             for path in self._tapes():
                 self._copy_tape(path)
@@ -86,10 +73,6 @@ class PlaceMirror:
 
         Returns:
             The names of the files that were brought.
-
-        Raises:
-            StorageError: the place cannot be read.
-            OSError: a file cannot be written.
         """
         names = [name for name in self._files(KEPT) if self._is_kept(Path(name))]
         for name in names:

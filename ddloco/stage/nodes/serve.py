@@ -240,11 +240,7 @@ def _note_followed(folder: Path, links: Links[Any]) -> None:
 
 
 async def _succeed(lease: Lease, terms: Terms) -> Granted:
-    """Return once the predecessor acts no more.
-
-    Raises:
-        ConfigError: it lives, and this is no standby.
-    """
+    """Return once the predecessor acts no more."""
     console, told = SafeConsole(stderr=True, markup=False), ""
     look = partial(lease.look, standby=terms.standby)
     try:
@@ -350,12 +346,7 @@ async def _number(
     program: Runnable, folder: Path, name: str, asked: tuple[object, str], terms: Terms
 ) -> tuple[str, StartPoint[Any] | None] | Finish:
     """An actor's incarnation, which the lead gives, and the snapshot that it begins with; or how
-    it ends without one.
-
-    Raises:
-        SnapshotError: the snapshot cannot be used.
-        ConfigError: the address is invalid.
-    """
+    it ends without one."""
     (context, address), lead = asked, program.lead
     here = newest_on_tape(folder / TAPES, name)
     exact, start_point = 0, None
@@ -399,11 +390,7 @@ async def _number(
 def refuse_unshared(program: Runnable, folder: Path) -> None:
     """Refuse snapshots that would never be complete: each actor writes its parts on its own host,
     and the lead looks for them in its own place. The lead has written its address file to its run
-    folder by now, so the file shows whether this folder is the same.
-
-    Raises:
-        ConfigError: this actor's place is another one.
-    """
+    folder by now, so the file shows whether this folder is the same."""
     table, lead = program.snapshot, program.lead
     if not table.wanted or table.place or address_file(folder, lead).exists():
         return
@@ -497,12 +484,7 @@ async def _serve(
 
 async def stop_when_ended(ended: Callable[[], str], hosted: HostedActor) -> None:
     """Ask an actor to stop that has no link to its lead, once the lead's job is known to have
-    ended: the lead may have ended before the actor had found it again.
-
-    Args:
-        ended: returns why the job has ended, if it has.
-        hosted: the actor.
-    """
+    ended: the lead may have ended before the actor had found it again."""
     while True:
         await trio.sleep(LINKS_LOOK_S)
         if hosted.driver is None or hosted.program.lead in hosted.driver.actor.links.peers():
@@ -537,10 +519,6 @@ def who_leads(
 
     If it has run in this folder before, it has used the snapshot then, and continues from what it
     keeps when it is started again by the same command.
-
-    Raises:
-        SnapshotError: the snapshot cannot be used.
-        ConfigError: what was given before cannot be read or written.
     """
     start_point = None
     try:
@@ -562,12 +540,7 @@ def who_leads(
 
 
 def who_returns(program: Runnable, name: str, snapshot: str, *, trust: bool) -> StartPoint[Any]:
-    """The snapshot from which an actor takes its own state.
-
-    Raises:
-        ConfigError: no snapshot is named.
-        SnapshotError: the actor is not in it, or it cannot be used.
-    """
+    """The snapshot from which an actor takes its own state."""
     if not snapshot:
         raise ConfigError("--alone: needs --from SNAPSHOT, with this learner's state")
     start_point = program.start_point(snapshot, name, trust=trust)

@@ -110,11 +110,6 @@ def last_words(said: str) -> str:
 class Processes(Generic[P]):
     """The actors of a program as child processes.
 
-    Args:
-        program: what runs.
-        folder: its run folder.
-        at: addresses on which actors listen, by name; any port of this machine for others.
-
     Raises:
         ConfigError: its faults cannot be applied to processes.
     """

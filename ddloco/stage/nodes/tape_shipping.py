@@ -1,9 +1,8 @@
 """Ships tapes between hosts: the lane for tapes of an actor's endpoint, and what runs on it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import trio
 
@@ -12,6 +11,7 @@ from ddloco.stage.files.run_folder import TAPES
 from ddloco.stage.nodes.lease import Lease
 from ddloco.stage.nodes.node import Beside
 from ddloco.stage.nodes.runnable import Runnable
+from ddloco.stage.process.log import Note
 from ddloco.stage.tapes.receiver import TapeReceiver
 from ddloco.stage.tapes.sender import TapeSender
 from ddloco.stage.tapes.shipping_protocol import LANE
@@ -26,12 +26,7 @@ successors in this folder, who have shipped it."""
 
 class TapeTransfer:
     """Runs a sender or a receiver of tapes beside an actor, and receives for it after the actor's
-    driver has ended.
-
-    Args:
-        attended: the sender or receiver.
-        lane: the endpoint with its lane.
-    """
+    driver has ended."""
 
     def __init__(self, attended: Beside, lane: SideChannel) -> None:
         self._attended = attended
@@ -49,18 +44,11 @@ class TapeTransfer:
             nursery.cancel_scope.cancel()
 
 
-Note: TypeAlias = Callable[[str, dict[str, Any]], None]
-"""Writes an event to the log."""
-
-
 def receive_tapes(
     program: Runnable, folder: Path, endpoint: Endpoint, note: Note, lease: Lease | None = None
 ) -> tuple[SideChannel, TapeTransfer]:
-    """Let the lead, while it holds its lease, receive the other actors' tapes.
-
-    Returns:
-        The lead's endpoint, with a lane for tapes, and the receiver, which runs beside it.
-    """
+    """Let the lead, while it holds its lease, receive the other actors' tapes; returns its endpoint
+    with a lane for them, and what runs beside it."""
     others = tuple(name for name in program.names if name != program.lead)
     settings = program.id, program.as_plain()
     holds = lease.holds if lease is not None else lambda: True
@@ -78,22 +66,8 @@ async def ship_tapes(
     note: Note,
     address: str,
 ) -> tuple[SideChannel, TapeTransfer]:
-    """Let an actor ship its tape, and what is missing of its former ones, to the lead.
-
-    Args:
-        program: what it is an actor of.
-        incarnation: the actor's incarnation.
-        folder: its run folder.
-        endpoint: its endpoint; each tape gets a connection of its own.
-        note: writes to the log.
-        address: where the lead listens.
-
-    Returns:
-        The actor's endpoint, with a lane for each tape, and the senders, which run beside it.
-
-    Raises:
-        OSError: the address is invalid.
-    """
+    """Let an actor ship its tape, and what is missing of its former ones, to the lead; returns its
+    endpoint with a lane for each, and what runs beside it."""
     how = partial(_Shipped, program, folder=folder, note=note, address=address)
     shipped = how(incarnation, LANE, endpoint=endpoint)
     await shipped.dial()
@@ -107,20 +81,7 @@ async def ship_tapes(
 
 
 class _Shipped:
-    """One tape that is shipped, and its connection to the lead.
-
-    Args:
-        program: what its actor is of.
-        incarnation: whose tape it is.
-        label: the lane, unique among the tapes of this actor.
-        folder: the run folder.
-        endpoint: the actor's endpoint.
-        note: writes to the log.
-        address: where the lead listens.
-
-    Attributes:
-        lane: the endpoint with this tape's lane handled separately.
-    """
+    """One tape that is shipped, and its connection to the lead."""
 
     def __init__(
         self,

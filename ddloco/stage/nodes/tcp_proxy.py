@@ -117,11 +117,7 @@ class Pipe:
         """The number of bytes that were read and not yet sent."""
 
     async def run(self) -> None:
-        """Forward until the source has ended and everything is delivered, or the sink is gone.
-
-        Raises:
-            BrokenHereError: the source broke; what it had sent before was delivered.
-        """
+        """Forward until the source has ended and everything is delivered, or the sink is gone."""
         broken = False
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read)
@@ -207,12 +203,7 @@ class ProxiedConnection:
 
 
 class Proxy:
-    """Relays one learner's connections to the syncer; faults begin and end on it.
-
-    Args:
-        upstream: the syncer's address, ``tcp://host:port``.
-        buffer_bytes_max: see ``BUFFER_BYTES_MAX``.
-    """
+    """Relays one learner's connections to the syncer; faults begin and end on it."""
 
     def __init__(self, upstream: str, *, buffer_bytes_max: int = BUFFER_BYTES_MAX) -> None:
         there = urlsplit(upstream)
@@ -279,11 +270,7 @@ class Proxy:
 
 
 class Bundle:
-    """A learner's links to all syncers, harmed as one.
-
-    Args:
-        upstreams: the syncers' addresses.
-    """
+    """A learner's links to all syncers, harmed as one."""
 
     def __init__(self, upstreams: Sequence[str]) -> None:
         self._proxies = [Proxy(each) for each in upstreams]

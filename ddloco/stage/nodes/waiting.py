@@ -31,10 +31,6 @@ async def tell_waiting(actor: HostedActor, peers: Mapping[str, str]) -> None:
     """Log which peers an actor has not met yet, until it ends or has met all of them.
 
     The links are read from outside, so that this is no event.
-
-    Args:
-        actor: the actor.
-        peers: how each peer is reached, by name.
     """
     missing = dict(peers)
     told_at, pause_s = trio.current_time(), WAIT_TOLD_S

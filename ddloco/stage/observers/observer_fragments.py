@@ -30,11 +30,7 @@ class FragmentReader:
     def feed(
         self, said: Fragment | FragmentPiece, piece: Buffer
     ) -> tuple[Fragment, Payload] | None:
-        """Process one message; returns a whole fragment, or None.
-
-        Raises:
-            SideProtocolError: not the next piece, or a tensor's bytes do not match its digest.
-        """
+        """Process one message; returns a whole fragment, or None."""
         if isinstance(said, Fragment):
             self._begin(said)
             return self._fill(piece)

@@ -48,11 +48,6 @@ class NamedError(ValueError):
 def called(kind: str, spec: str, options: Mapping[str, Any]) -> Any:
     """Import ``module:function`` and call it.
 
-    Args:
-        kind: the kind of object that it makes, for error messages.
-        spec: the entry point, as ``module:function``.
-        options: the keyword arguments of the call.
-
     Raises:
         NamedError: with one line that names the module, the function or the option.
     """
@@ -199,11 +194,6 @@ def source_digest(kind: str, spec: str, kept: KeptModules | None = None) -> str:
 
     The digest covers only that file, not the modules that it imports or the data that it reads.
 
-    Args:
-        kind: the kind of object that it makes, for error messages.
-        spec: the entry point.
-        kept: modules that a run folder keeps, and that may be imported.
-
     Raises:
         NamedError: there is no such module, or it has no source file.
     """
@@ -284,10 +274,6 @@ def _locations(found: ModuleSpec, searched: Sequence[str]) -> list[str]:
     """Return where the modules of a package are.
 
     The spec of a plain folder cannot tell: it looks again, in the parent package as imported.
-
-    Args:
-        found: the package, or plain folder.
-        searched: the folders in which it was found.
     """
     if found.has_location:
         return list(found.submodule_search_locations or ())

@@ -18,6 +18,9 @@ from clocks import actor_of, mark_in_use
 FIRST = ("event", "actor", "at", "date", "ref")
 """Fields at the beginning of every line, for readability."""
 
+Note = Callable[[str, dict[str, Any]], None]
+"""Writes an event with its fields to the log."""
+
 _encode = msgspec.json.Encoder().encode
 
 

@@ -23,11 +23,8 @@ class LogTail:
             os.close(self._file)
 
     def new_lines(self, until: Container[str] = ()) -> list[dict[str, Any]]:
-        """The complete lines since the last call; lines torn by a full disk are skipped.
-
-        Args:
-            until: events, the first of which ends the answer; the next call continues after it.
-        """
+        """The complete lines since the last call, up to the first event in ``until``; lines torn by
+        a full disk are skipped."""
         more = self._size() - self._offset
         if self._file is None or more <= 0:
             return []

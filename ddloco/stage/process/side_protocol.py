@@ -53,12 +53,7 @@ class SideDecoder(Generic[M]):
 
 
 class Refusals:
-    """Counts what was refused, and logs the first refusals.
-
-    Args:
-        event: what a line of the log is called.
-        note: writes to the log.
-    """
+    """Counts what was refused, and logs the first refusals."""
 
     def __init__(self, event: str, note: Callable[[str, dict[str, Any]], None]) -> None:
         self.count = 0

@@ -452,15 +452,6 @@ def is_program(plain: Mapping[str, Any]) -> bool:
     return "program" in plain
 
 
-def program_from(plain: Mapping[str, Any]) -> LoadedProgram:
-    """Load the program that a tape's header describes.
-
-    Raises:
-        NamedError: it cannot be loaded here.
-    """
-    return load_program(plain["program"], plain["options"])
-
-
 def load_program(spec: str, options: Mapping[str, Any]) -> LoadedProgram:
     """Import ``module:function``, call it with ``options``, and check what it returns.
 

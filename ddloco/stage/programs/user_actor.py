@@ -142,11 +142,7 @@ class PendingCall(Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def array_field(message: type[Body]) -> str:
-    """The field of a message that is an array; empty if it has none.
-
-    Raises:
-        TypeError: it has several; one array may consist of several by name.
-    """
+    """The field of a message that is an array, empty if it has none; TypeError if several are."""
     hints = get_type_hints(message)
     found = [name for name in message.__struct_fields__ if Array in _options(hints[name])]
     if len(found) > 1:
@@ -188,11 +184,7 @@ def computation(function: F) -> F:
 def compute_call(
     work: Any, given: Sequence[Mapping[str, NDArray[Any]]]
 ) -> tuple[Returned, list[dict[str, NDArray[Any]]]]:
-    """Do the work of a ``Call``; see ``ddloco.stage.programs.program.Compute``.
-
-    Raises:
-        NotImplementedError: the work is not a call.
-    """
+    """Do the work of a ``Call``; see ``ddloco.stage.programs.program.Compute``."""
     if not isinstance(work, Call):
         raise NotImplementedError(f"no compute was given for {type(work).__name__}")
     arrays = [tensors[NAME] if [*tensors] == [NAME] else dict(tensors) for tensors in given]

@@ -23,6 +23,7 @@ import xxhash
 
 from clocks import actor_of
 from ddloco.stage.files.trust import content_of
+from ddloco.stage.process.log import Note
 from ddloco.stage.process.side_protocol import Refusals, SideProtocolError, encode
 from ddloco.stage.tapes.sender import digest_prefix
 from ddloco.stage.tapes.shipping_protocol import (
@@ -66,7 +67,6 @@ seconds."""
 FINISH_S = 30.0
 """How long, in seconds, a syncer that has ended waits for the rest of the tapes."""
 
-Note = Callable[[str, dict[str, Any]], None]
 Shipped = AskLength | Segment | Whole
 
 
@@ -90,16 +90,7 @@ class IncomingTape:
 
 
 class TapeReceiver:
-    """Receives the tapes of a job's learners.
-
-    Args:
-        folder: the syncer's tape folder.
-        names: the learners.
-        job: the id and the settings of the job that the tapes must belong to.
-        endpoint: sends the answers.
-        note: writes to the log.
-        holds: whether this process still acts as the syncer; if not, nothing is written.
-    """
+    """Receives the tapes of a job's learners."""
 
     def __init__(
         self,
@@ -199,11 +190,7 @@ class TapeReceiver:
     # The methods below run in a thread, one call at a time.
 
     def _answer(self, name: str, said: Shipped, data: Buffer) -> Has | Declined:
-        """Perform a request and return the answer.
-
-        Raises:
-            RefusedError: the request is rejected.
-        """
+        """Perform a request and return the answer."""
         if not self._is_learner(name):
             raise _end(said, f"{name[:64]} is not an incarnation of a learner of this job")
         if isinstance(said, AskLength) and said.version != VERSION:

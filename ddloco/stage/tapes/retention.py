@@ -5,13 +5,13 @@ costs only disk space. It handles one actor's files only, so it needs no knowled
 tapes; a replay starts from a snapshot that all remaining tapes cover.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import trio
 
 from clocks import actor_of, number_of
+from ddloco.stage.process.log import Note
 from replay import files_of
 from replay.tape import SUFFIX
 from replay.tape_files import whose
@@ -25,20 +25,9 @@ FINISH_S = 10.0
 
 NOT_DROPPED = "tape not dropped"
 
-Note = Callable[[str, dict[str, Any]], None]
-
 
 class TapeRetention:
-    """Deletes tape files that end before the oldest of an actor's newest committed cuts.
-
-    Args:
-        folder: the tape folder.
-        incarnation: the actor's incarnation; tapes of its earlier ones are handled too.
-        count: how many cuts are kept.
-        program: the id of what runs; others may use the same snapshot storage.
-        place: the snapshot storage.
-        note: writes to the log.
-    """
+    """Deletes tape files that end before the oldest of an actor's newest committed cuts."""
 
     def __init__(
         self,

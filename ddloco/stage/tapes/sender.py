@@ -7,13 +7,13 @@ here affects only the copy.
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import trio
 import xxhash
 
 from clocks import open_regular
 from ddloco.stage.files.settings import TapeTable
+from ddloco.stage.process.log import Note
 from ddloco.stage.process.side_protocol import SideProtocolError, encode
 from ddloco.stage.tapes.shipping_protocol import (
     SEGMENT_BYTES_MAX,
@@ -46,19 +46,9 @@ NOT_SHIPPED = "tape not shipped"
 ANSWERS_MAX = 16
 """Answers that may be queued; only the answer to the last message counts."""
 
-Note = Callable[[str, dict[str, Any]], None]
-
 
 class TapeSender:
-    """Ships one tape.
-
-    Args:
-        path: the tape.
-        route: the syncer's lane for tapes.
-        endpoint: the endpoint that has dialled it.
-        table: the size and age at which a segment is sent.
-        note: writes to the log.
-    """
+    """Ships one tape."""
 
     def __init__(
         self, path: Path, route: str, endpoint: Endpoint, table: TapeTable, note: Note
@@ -85,21 +75,11 @@ class TapeSender:
 
     async def run(self) -> None:
         """Ship the tape while it is being written."""
-        patience_s = AGAIN_S
-        while not self.over:
-            heard = await self._go_on(at_once=False)
-            if not heard:
-                await trio.sleep(patience_s)
-            patience_s = AGAIN_S if heard else min(2 * patience_s, AGAIN_S_MAX)
+        await self._ship(lambda: True, at_once=False)
 
     async def complete(self) -> None:
         """Ship the rest of a tape that no longer grows, however long that takes."""
-        patience_s = AGAIN_S
-        while not self.over and self._has != self._size():
-            heard = await self._go_on(at_once=True)
-            if not heard:
-                await trio.sleep(patience_s)
-            patience_s = AGAIN_S if heard else min(2 * patience_s, AGAIN_S_MAX)
+        await self._ship(lambda: self._has != self._size(), at_once=True)
         if not self.over:
             await self._call(Whole(self._next(), self._size()))
 
@@ -115,6 +95,14 @@ class TapeSender:
         missing = self._size() - (self._has or 0)
         if not self.over and missing:
             self._note(NOT_SHIPPED, {"missing_bytes": missing, "of_bytes": self._size()})
+
+    async def _ship(self, goes_on: Callable[[], bool], *, at_once: bool) -> None:
+        patience_s = AGAIN_S
+        while not self.over and goes_on():
+            heard = await self._go_on(at_once=at_once)
+            if not heard:
+                await trio.sleep(patience_s)
+            patience_s = AGAIN_S if heard else min(2 * patience_s, AGAIN_S_MAX)
 
     async def _go_on(self, *, at_once: bool) -> bool:
         """Send one message if there is one to send; returns whether it was answered."""

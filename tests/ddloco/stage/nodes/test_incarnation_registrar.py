@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clocks import ManualTime
 from ddloco.job.config import job_from
 from ddloco.roles.job_program import program_of
 from ddloco.stage.nodes.incarnation_grants import (
@@ -30,6 +29,7 @@ from ddloco.stage.nodes.incarnation_registrar import (
     newest_on_tape,
 )
 from ddloco.stage.process.side_protocol import SideProtocolError, encode
+from tests.manual_time import ManualTime
 from transport import Arrival
 
 

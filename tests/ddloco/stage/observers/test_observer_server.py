@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import trio
 
-from clocks import ManualTime
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import JobBody
 from ddloco.stage.actors.actor import new_actor
@@ -37,6 +36,7 @@ from ddloco.stage.observers.observer_server import (
 from ddloco.stage.process.log import ActorLog
 from ddloco.stage.process.side_protocol import encode
 from replay import Recorder, Tape, TapeHeader, TapeWriter
+from tests.manual_time import ManualTime
 from tests.transport.memory import MemoryFabric
 from transport import Payload, describe
 

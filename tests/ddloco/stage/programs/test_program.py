@@ -9,7 +9,7 @@ from ddloco.stage import Array, UserActor, star
 from ddloco.stage.actors.effects import Calculation
 from ddloco.stage.actors.events import Computed
 from ddloco.stage.process.entry_point import NamedError
-from ddloco.stage.programs.program import LoadedProgram, Program, Role, load_program, program_from
+from ddloco.stage.programs.program import LoadedProgram, Program, Role, load_program
 from ddloco.stage.programs.user_actor import Done, Over, Returned
 from transport import PROTOCOL_VERSION, Body, Header, RemoteProtocolError, TensorMeta
 from transport.message import Bye, Hello
@@ -97,7 +97,8 @@ def test_one_line_says_what_is_wrong(spec, options, said):
 def test_a_production_is_found_again():
     """From a tape's header; other options are another run."""
     loaded = load_program(f"{HERE}:good", {"who": "master"})
-    again = program_from(loaded.as_plain())
+    plain = loaded.as_plain()
+    again = load_program(plain["program"], plain["options"])
     assert (again.id, again.digest) == (loaded.id, loaded.digest)
     assert loaded.id.startswith("good-")
     assert loaded.id != load_program(f"{HERE}:good", {}).id
