@@ -31,7 +31,7 @@ def test_a_job_with_a_relay_replays(job, tools, more):
     """Whole and compressed."""
     said = job.run(*SITE, "--set=job.steps=60", "--set=task.step_s=0.02", *more)
     assert said.returncode == 0, said.stderr
-    assert len(seen(job, "joined relay", "relay-0")) == 2
+    assert len(seen(job, "learner linked", "relay-0")) == 2
     merges = seen(job, "merge", "syncer")
     assert any({"learner-0.1", "learner-1.1", "learner-2.1"} == {*m["learners"]} for m in merges)
     assert (job.run_folder / "tapes" / "relay-0.1.tape").exists()
@@ -50,7 +50,7 @@ def test_a_site_goes_on_when_its_relay_dies(job, tools):
     assert {"relay-0.1", "relay-0.2"} <= {
         each["ref"].partition(":")[0] for each in seen(job, "relaying", "relay-0")
     }
-    assert len(seen(job, "joined relay", "relay-0")) == 4
+    assert len(seen(job, "learner linked", "relay-0")) == 4
     replayed(tools, job)
 
 
@@ -67,5 +67,5 @@ def test_a_snapshot_has_the_relay_and_a_job_continues_from_it(job, tools, tmp_pa
     latest, again = job.run_folder / "snapshots" / "latest", type(job)(tmp_path / "again")
     said = again.run(*SITE, "--set=job.steps=90", "--set=task.step_s=0.02", "--from", str(latest))
     assert said.returncode == 0, said.stderr
-    assert seen(again, "joined relay", "relay-0") == [], "its links went on"
+    assert seen(again, "learner linked", "relay-0") == [], "its links went on"
     replayed(tools, again)

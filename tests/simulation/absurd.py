@@ -12,17 +12,25 @@ from collections import Counter
 from typing import Any
 
 import msgspec
-from msgspec import inspect
+from msgspec import UNSET, inspect
 
 from clocks import actor_of
+from ddloco.job.protocol.compression import compressed_layout
 from ddloco.job.protocol.fragment_plan import wire_layout
-from ddloco.job.protocol.messages import Contribution, GlobalFragment, JobBody, StatePiece, Stop
+from ddloco.job.protocol.messages import (
+    Contribution,
+    ContributionSum,
+    GlobalFragment,
+    JobBody,
+    StatePiece,
+    Stop,
+)
 from ddloco.job.protocol.validation import admission
 from ddloco.machines.data_parallel.coordinator import LOST
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
 from ddloco.stage.driver.connection_guard import ConnectionGuard
-from ddloco.workers.simulated.work import PIECE, TOKENS, Content
+from ddloco.workers.simulated.work import PIECE, SUM, TOKENS, Content
 from transport import (
     LANES,
     PROTOCOL_VERSION,
@@ -69,17 +77,13 @@ class Puppet:
 
     def __init__(self, world: World, target: str, name: str, rng: random.Random) -> None:
         self.world, self.target, self.name, self.rng = world, target, name, rng
-        self.dials = target in world.job.syncer_names() and not self._is_dialled(target, name)
+        self.dials = target in world.job.dials(name)
         self.codec: Codec[Any] = Codec(JobBody, world.job.id)
         self.number = 1
         self.session = 0
         self.seqs = dict.fromkeys(LANES, 0)
         self.told: list[Any] = []
         self.counts: Counter[str] = Counter()
-
-    def _is_dialled(self, target: str, name: str) -> bool:
-        lead = self.world.job.syncer_names()[0]
-        return name == lead != target
 
     @property
     def who(self) -> str:
@@ -164,7 +168,14 @@ class Puppet:
     def _tensors(self, body: Any) -> tuple[TensorMeta, ...]:
         """What the body must carry, mostly."""
         plan = self.world.plan
-        if isinstance(body, Contribution | GlobalFragment) and body.fragment < len(plan.fragments):
+        known = getattr(body, "fragment", 0) < len(plan.fragments)
+        if isinstance(body, ContributionSum) and known and body.names:
+            layout = compressed_layout(plan, body.fragment, "float32")
+            return tuple(TensorMeta(*each, 8, b"d" * 16) for each in layout)
+        told = isinstance(body, Contribution) and body.relay is not UNSET
+        if told and self.target not in self.world.job.relay:
+            return ()
+        if isinstance(body, Contribution | GlobalFragment) and known:
             layout = wire_layout(plan, body.fragment)
             return tuple(TensorMeta(*each, 32, b"d" * 16) for each in layout)
         if isinstance(body, StatePiece) and body.pieces:
@@ -178,6 +189,8 @@ class Puppet:
                 return Content((body.fragment, body.base, body.steps, body.step))
             case GlobalFragment():
                 return Content((body.fragment, body.version, 0, 0))
+            case ContributionSum():
+                return Content((body.fragment, 0, SUM, body.t))
             case _:
                 device = tuple((0, 0) for _ in self.world.plan.fragments)
                 return Content((body.who, device, 0, body.piece, PIECE))
@@ -207,6 +220,8 @@ class Puppet:
                 fragments = len(self.world.plan.fragments)
                 size = rng.choice((fragments, fragments, fragments, 0, 1, 40))
                 return tuple(self.draw(kind.item_type) for _ in range(size))
+            case inspect.TupleType():
+                return tuple(self.draw(each) for each in kind.item_types)
             case inspect.DictType():
                 size = rng.choice((0, 1, 2, 5))
                 items = (
@@ -236,6 +251,14 @@ class Puppet:
                 "failed": "",
                 "t": rng.choice(self._near()),
                 "base": rng.choice(self._near()),
+                "number": rng.choice(self._near()),
+                "version": rng.choice(self._near()),
+                "name": rng.choice(self._names()),
+                "names": tuple(rng.choices(self._names(), k=rng.randrange(3))),
+                "spents": UNSET,
+                "relay": rng.choice(("relay-0", UNSET)),
+                "form": "float32" if owner is ContributionSum else UNSET,
+                "lengths": (1.0, 1.0),
             }
             if field.name in fitting:
                 return fitting[field.name]
@@ -273,7 +296,7 @@ def door_of(world: World, target: str) -> ConnectionGuard:
     """Who judges at an actor's door."""
     doors = world.__dict__.setdefault("doors", {})
     if target not in doors:
-        admits = admission(world.plan, STATE_BYTES)
+        admits = admission(world.plan, STATE_BYTES, relays=target in world.job.relay)
         doors[target] = ConnectionGuard(f"{target}.1", world.job.names(), admits)
     return doors[target]
 

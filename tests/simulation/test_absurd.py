@@ -9,6 +9,8 @@ from ddloco.simulation.physics import Physics
 from ddloco.workers.simulated.work import leaves_of
 from tests.simulation.absurd import Stage
 
+SITES = "decoupled-diloco with a relay"
+
 PLAYS = [
     ("decoupled-diloco", 1, "syncer", "learner-2"),
     ("decoupled-diloco", 1, "learner-0", "syncer"),
@@ -18,6 +20,10 @@ PLAYS = [
     ("data-parallel", 1, "syncer", "learner-2"),
     ("elastic-data-parallel", 1, "syncer", "learner-2"),
     ("data-parallel", 1, "learner-0", "syncer"),
+    (SITES, 1, "relay-0", "learner-0"),
+    (SITES, 1, "relay-0", "syncer"),
+    (SITES, 1, "syncer", "relay-0"),
+    (SITES, 1, "learner-0", "relay-0"),
 ]
 """How the job trains, its syncers, who is spoken to, and by whom."""
 
@@ -32,10 +38,13 @@ def play(method: str, syncers: int, target: str, name: str, messages: int, seed:
                 "steps": 10**6,
                 "learners": 3,
                 "syncers": syncers,
-                "method": method,
+                "method": method.partition(" ")[0],
             },
             "sync": {} if "parallel" in method else table,
             "snapshot": {"every_s": 20.0},
+            "relay": {"relay-0": {"learners": ["learner-0", "learner-1"]}}
+            if method == SITES
+            else {},
         },
         "absurd",
     )

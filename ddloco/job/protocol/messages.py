@@ -187,10 +187,12 @@ class WantedShare(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 class SumWanted(Body, frozen=True):
     """The syncer asks a relay for the sum of these contributions to the sync of global step ``t``,
     measured from ``version`` of the fragment. After ``within_s`` seconds the relay leaves out those
-    that have not arrived. ``band`` and ``cosine`` are those of ``work.MergeFragment``."""
+    that have not arrived. ``number`` tells this request from an earlier one for the same sync.
+    ``band`` and ``cosine`` are those of ``work.MergeFragment``."""
 
     t: Count
     fragment: Count
+    number: Count
     version: Count
     shares: Annotated[tuple[WantedShare, ...], Meta(max_length=4096)]
     within_s: Finite
@@ -203,11 +205,12 @@ class ContributionSum(Body, frozen=True):
     contributions in ``names``, as payload in ``form`` (see ``outer.sums``), and of their
     ``lengths``. Without names there is no payload. ``refused`` and ``measured`` are as in
     ``work.FragmentMerged``; ``missing`` has likewise what did not reach the relay, or what it could
-    not read.
+    not read. ``number`` is that of the request.
     """
 
     t: Count
     fragment: Count
+    number: Count
     names: Names
     lengths: Annotated[tuple[Finite, ...], Meta(max_length=65_536)] = ()
     refused: Annotated[tuple[tuple[Name, Reason], ...], Meta(max_length=4096)] = ()

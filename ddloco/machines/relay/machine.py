@@ -80,13 +80,15 @@ class Arrived(Struct, frozen=True):
 
 class Sum(Struct, forbid_unknown_fields=True):
     """A sum that a syncer has asked for: who asked and for what. Once it is computed under number
-    ``work``, the handles that this needs are held, and ``missing`` has what was left out before."""
+    ``work``, the handles that this needs are held, and ``missing`` has what was left out before;
+    ``later`` is what was asked for meanwhile."""
 
     syncer: str
     said: SumWanted
     work: int = 0
     needed: tuple[str, ...] = ()
     missing: tuple[tuple[str, str], ...] = ()
+    later: SumWanted | None = None
 
 
 class Decoding(Struct, frozen=True):
@@ -141,7 +143,7 @@ class Relay(OwnMachine):
             case MessageArrived():
                 return self._message(at, event)
             case ContributionsSummed():
-                return self._summed(event)
+                return self._summed(at, event)
             case FragmentDecoded():
                 return self._decoded(event)
             case Started():
@@ -232,7 +234,7 @@ class Relay(OwnMachine):
         self.newest[actor] = number
         self.links += 1
         self.learners[peer] = self.links
-        seen = Observe("joined relay", {"learner": incarnation})
+        seen = Observe("learner linked", {"learner": incarnation})
         return [*effects, seen, *self._report(), *self._complete()]
 
     def _lost(self, peer: str, reason: str) -> list[Effect]:
@@ -245,7 +247,7 @@ class Relay(OwnMachine):
             return [*(CancelTimer(SumDeadline(p)) for p in mine), seen]
         if self.learners.pop(peer, None) is None:
             return []
-        seen = Observe("lost relay", {"learner": peer, "reason": reason})
+        seen = Observe("learner lost", {"learner": peer, "reason": reason})
         return [seen, *self._report(), *self._complete()]
 
     def _report(self) -> list[Effect]:
@@ -343,8 +345,8 @@ class Relay(OwnMachine):
         p = said.fragment
         before = self.sums.get(p)
         if before is not None and before.work:
-            reason = f"the sum for global step {before.said.t} is being computed"
-            return [Observe("refused", {"what": f"sum of fragment {p}", "reason": reason})]
+            before.later = said
+            return []
         self.sums[p] = Sum(syncer, said)
         return [SetTimer(SumDeadline(p), at + said.within_s), *self._complete()]
 
@@ -385,8 +387,9 @@ class Relay(OwnMachine):
         )
         cancelled = CancelTimer(SumDeadline(p))
         if not shares:
-            return [cancelled, self._answer(p, ContributionSum(said.t, p, ()))]
-        wanted.work, out = self.work.next(), f"sum/{p}/{said.t}"
+            return [cancelled, self._answer(p, ContributionSum(said.t, p, said.number, ()))]
+        wanted.work = self.work.next()
+        out = f"sum/{wanted.work}"
         wanted.needed = (held.handle, *(each.handle for each in shares), out)
         differences = tuple(
             each.name
@@ -416,12 +419,13 @@ class Relay(OwnMachine):
             return f"a difference to version {body.base}, which {self.name} does not have"
         return ""
 
-    def _summed(self, event: ContributionsSummed) -> list[Effect]:
+    def _summed(self, at: float, event: ContributionsSummed) -> list[Effect]:
         p = next(p for p, each in self.sums.items() if each.work == event.work)
         wanted = self.sums[p]
         body = ContributionSum(
             wanted.said.t,
             p,
+            wanted.said.number,
             event.accepted,
             event.lengths if event.accepted else (),
             event.refused,
@@ -429,7 +433,10 @@ class Relay(OwnMachine):
             self.job.compress.up,
         )
         out = wanted.needed[-1]
-        return [self._answer(p, body, out), *(Drop(each) for each in wanted.needed)]
+        done = [self._answer(p, body, out), *(Drop(each) for each in wanted.needed)]
+        return (
+            done if wanted.later is None else [*done, *self._asked(at, wanted.syncer, wanted.later)]
+        )
 
     def _answer(self, p: int, body: ContributionSum, out: str = "") -> Send[ContributionSum]:
         wanted = self.sums.pop(p)

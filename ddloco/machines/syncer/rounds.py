@@ -413,7 +413,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
         relayed = sync.relayed()
         if not relayed:
             return [*effects, *self._merge(sync, shared)]
-        sync.sums_wanted, sync.sums_awaited = True, dict.fromkeys(relayed)
+        sync.sums_wanted, sync.sums_awaited = shared.work.next(), dict.fromkeys(relayed)
         answers_s = [self.sites.answer_s(peer) for peer in relayed]
         deadline_s = self.pacing.deadline_s([each for each in answers_s if each is not None])
         outliers, version = self.outliers, self.globals[sync.fragment].version
@@ -425,7 +425,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
             )
             effects.append(Send(peer, CONTROL, wanted))
             if peer in self.sites.relays:
-                self.sites.relays[peer].ask(at, sync.t)
+                self.sites.relays[peer].ask(at, sync.sums_wanted)
         gone = [peer for peer in relayed if peer not in self.sites.relays]
         return [*effects, *self._without_sums(sync, gone, shared)]
 
@@ -434,8 +434,9 @@ class Rounds(Struct, forbid_unknown_fields=True):
     ) -> list[Effect]:
         """Handle a relay's sum: its contributions will be merged, but for those that it refuses."""
         sync = self.syncs.get(said.t)
-        self.sites.relays[peer].answer(at, said.t)
-        if sync is None or peer not in sync.sums_awaited or said.fragment != sync.fragment:
+        self.sites.relays[peer].answer(at, said.number)
+        awaited = sync is not None and peer in sync.sums_awaited
+        if sync is None or not awaited or said.number != sync.sums_wanted:
             return [Observe("refused", {"relay": peer, "t": said.t, "reason": LATE})]
         del sync.sums_awaited[peer]
         mine = sync.relayed()[peer]

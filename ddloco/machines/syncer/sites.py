@@ -37,8 +37,8 @@ class SiteRelay(Struct, forbid_unknown_fields=True, eq=False):
         sent: for each fragment, the newest version sent over this link; -1 for none.
         sent_at: for each fragment, when that was sent, in seconds.
         learners: the learners that it reaches, each with the number of its link there.
-        asked: when it was asked for the newest sums, in seconds, by global step. What comes after
-            its deadline shows how long sums take, too.
+        asked: when it was asked for the newest sums, in seconds, by the request's number. What
+            comes after its deadline shows how long sums take, too.
         answer_s: seconds from the request of a sum to its arrival, the median of the newest.
     """
 
@@ -50,16 +50,16 @@ class SiteRelay(Struct, forbid_unknown_fields=True, eq=False):
     asked: dict[int, float] = {}
     answer_s: Recent = field(default_factory=Recent)
 
-    def ask(self, at: float, t: int) -> None:
-        """Note that it is asked for the sum of global step ``t``."""
-        self.asked[t] = at
+    def ask(self, at: float, number: int) -> None:
+        """Note the request ``number`` for a sum."""
+        self.asked[number] = at
         while len(self.asked) > ASKED_MAX:
             del self.asked[next(iter(self.asked))]
 
-    def answer(self, at: float, t: int) -> None:
-        """Note that the sum of global step ``t`` has arrived, in time or late."""
-        if t in self.asked:
-            self.answer_s.add(at - self.asked.pop(t))
+    def answer(self, at: float, number: int) -> None:
+        """Note that the sum of request ``number`` has arrived, in time or late."""
+        if number in self.asked:
+            self.answer_s.add(at - self.asked.pop(number))
 
 
 class ReceivedSum(Struct, frozen=True):

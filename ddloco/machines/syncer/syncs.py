@@ -64,8 +64,8 @@ class Sync(Struct, forbid_unknown_fields=True):
     refused: dict[str, None] = {}
     """Learners whose contributions were refused before the merge."""
     work: int = 0
-    sums_wanted: bool = False
-    """Whether relays were asked for sums."""
+    sums_wanted: int = 0
+    """The number of the request for relays' sums; 0 before that, or if none has to be asked."""
     sums_awaited: dict[str, None] = {}
     """The relays that were asked for a sum and have not answered, by peer."""
     sums: dict[str, ReceivedSum] = {}
@@ -76,7 +76,7 @@ class Sync(Struct, forbid_unknown_fields=True):
     @property
     def closed(self) -> bool:
         """Whether it takes no more contributions."""
-        return self.work > 0 or self.sums_wanted
+        return self.work > 0 or self.sums_wanted > 0
 
     @property
     def unanswered(self) -> int:
@@ -136,7 +136,8 @@ class Sync(Struct, forbid_unknown_fields=True):
             for each in shares
         )
         cosine = outliers.cosine(self.fragment)
-        return SumWanted(self.t, self.fragment, version, wanted, within_s, sync.band, cosine)
+        where = self.t, self.fragment, self.sums_wanted, version
+        return SumWanted(*where, wanted, within_s, sync.band, cosine)
 
     def behind(self, version: int) -> list[str]:
         """Return the learners whose contributions are too old when the syncer has lost merges.

@@ -64,9 +64,9 @@ def test_a_sum_has_a_length_for_each_tensor(plan):
     """And rows in the format of contributions; without names it has nothing."""
     admits, count = admission(plan, 0, "int4"), len(plan.fragments[2])
     rows = compressed_layout(plan, 2, "int4")
-    admits(header(ContributionSum(1, 2, ("a.1",), (1.0,) * count, form="int4"), rows))
-    admits(header(ContributionSum(1, 2, ()), ()))
+    admits(header(ContributionSum(1, 2, 7, ("a.1",), (1.0,) * count, form="int4"), rows))
+    admits(header(ContributionSum(1, 2, 7, ()), ()))
     with pytest.raises(RemoteProtocolError, match=r"body.lengths: 9, the fragment has"):
-        admits(header(ContributionSum(1, 2, ("a.1",), (1.0,) * 9, form="int4"), rows))
+        admits(header(ContributionSum(1, 2, 7, ("a.1",), (1.0,) * 9, form="int4"), rows))
     with pytest.raises(RemoteProtocolError, match=r"body.form: float32, this job has int4"):
-        admits(header(ContributionSum(1, 2, ("a.1",), (1.0,) * count), rows))
+        admits(header(ContributionSum(1, 2, 7, ("a.1",), (1.0,) * count), rows))

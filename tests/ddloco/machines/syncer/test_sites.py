@@ -69,7 +69,9 @@ class SiteHarness(Harness):
     def answer(self, t, fragment, names, **more):
         """The relay sends its sum."""
         handle = more.pop("handle", "in/sum" if names else "")
-        body = ContributionSum(t, fragment, tuple(names), (1.0, 2.0), **more)
+        sync = self.machine.rounds.syncs.get(t)
+        number = more.pop("number", sync.sums_wanted if sync is not None else 0)
+        body = ContributionSum(t, fragment, number, tuple(names), (1.0, 2.0), **more)
         return self.say(RELAY, body, handle=handle)
 
 
@@ -88,6 +90,11 @@ def harness(make_job, leaves):
     harness.versions = harness.merge_all(P)
     harness.link(harness.versions)
     return harness
+
+
+def relays_of(harness):
+    """What the syncer knows of its relays."""
+    return harness.machine.rounds.sites.relays.values()
 
 
 def launch(harness):
@@ -192,12 +199,35 @@ def test_the_site_goes_on_without_its_relay(harness, end):
     assert [share.name for share in merge.shares] == [C]
     assert len(observed("refused", effects)) == 2
     harness.at += 7.0
-    late = harness.answer(4, 1, [A, B]) if isinstance(end, TimerFired) else []
+    number = max([0, *(n for each in relays_of(harness) for n in each.asked)])
+    late = harness.answer(4, 1, [A, B], number=number) if isinstance(end, TimerFired) else []
     assert [] == of(MergeFragment, late)
     if isinstance(end, TimerFired):
         relay = harness.machine.rounds.sites.relays[RELAY]
         assert relay.answer_s.value == pytest.approx(7.0), "a late one is measured, too"
     assert "in/sum" not in harness.holders
+
+
+def test_an_answer_to_an_earlier_request_is_late(harness):
+    """A repeated sync asks again: what was sent for the first one has other steps."""
+    launch(harness)
+    for peer in (A, B):
+        harness.relayed(peer, 4, 1, 1)
+    harness.tell(TimerFired(PullDeadline(4)), 10.0)
+    first = harness.machine.rounds.syncs[4].sums_wanted
+    assert observed("sync repeated", harness.tell(TimerFired(SumsDeadline(4))))
+    for _ in range(2):  # Global step 5 is launched first.
+        for peer in (A, B, C):
+            harness.report(peer, 1.0, harness.versions, steps=(2,) * P)
+        harness.tell(TimerFired(LaunchDue()), 1.0)
+    for peer in (A, B):
+        harness.relayed(peer, 4, 1, 1, steps=2)
+    harness.tell(TimerFired(PullDeadline(4)), 10.0)
+    assert harness.machine.rounds.syncs[4].sums_wanted > first
+    early = harness.answer(4, 1, [A, B], number=first)
+    assert observed("refused", early)[0]["relay"] == RELAY
+    assert [] == of(MergeFragment, early)
+    assert len(of(MergeFragment, harness.answer(4, 1, [A, B]))) == 1
 
 
 def test_a_sync_of_a_lost_relay_alone_is_repeated(harness):
