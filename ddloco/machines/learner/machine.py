@@ -290,7 +290,9 @@ class Learner(OwnMachine):
         self.relayed = isinstance(event, PeerJoined)
         if isinstance(event, PeerLost):
             return [Observe("relay lost", {"relay": event.peer, "reason": event.reason})]
-        return [SetTimer(RelayLook(), at + REPORT_S)]
+        number = number_of(event.incarnation)
+        retired = [Retire({event.peer: number})] if number > 1 else []
+        return [*retired, SetTimer(RelayLook(), at + REPORT_S)]
 
     def _look_at_relay(self, at: float) -> list[Effect]:
         """Send the relay a sign of life: without one it would not be noticed that it was restarted,

@@ -503,8 +503,11 @@ class Syncer(OwnMachine):
         rounds, peer = self._trained.rounds, event.peer
         match event.body:
             case RelayReport() as said:
+                own = self.job.relay[actor_of(peer)].learners
+                reached = {n: link for n, link in said.learners.items() if actor_of(n) in own}
+                relay, said = rounds.sites.relays[peer], replace(said, learners=reached)
                 members, fragments = rounds.membership.members, rounds.globals
-                return rounds.sites.report(at, rounds.sites.relays[peer], said, members, fragments)
+                return rounds.sites.report(at, relay, said, members, fragments)
             case ContributionSum() as said:
                 return rounds.summed(at, peer, said, event.handle, self._shared)
             case _:

@@ -413,19 +413,22 @@ class Rounds(Struct, forbid_unknown_fields=True):
         relayed = sync.relayed()
         if not relayed:
             return [*effects, *self._merge(sync, shared)]
+        return [*effects, *self._ask_for_sums(at, sync, relayed, shared)]
+
+    def _ask_for_sums(
+        self, at: float, sync: Sync, relayed: dict[str, list[str]], shared: Shared
+    ) -> list[Effect]:
+        """Ask relays for the sums of what these learners have sent them."""
         sync.sums_wanted, sync.sums_awaited = shared.work.next(), dict.fromkeys(relayed)
-        answers_s = [self.sites.answer_s(peer) for peer in relayed]
-        deadline_s = self.pacing.deadline_s([each for each in answers_s if each is not None])
-        outliers, version = self.outliers, self.globals[sync.fragment].version
-        table, weight, within_s = shared.job.sync, shared.job.outer.weight, SUM_WAIT * deadline_s
-        effects.append(SetTimer(SumsDeadline(sync.t), at + deadline_s))
+        known = [each for each in map(self.sites.answer_s, relayed) if each is not None]
+        deadline_s, version = self.pacing.deadline_s(known), self.globals[sync.fragment].version
+        effects: list[Effect] = [SetTimer(SumsDeadline(sync.t), at + deadline_s)]
+        within_s = SUM_WAIT * deadline_s
         for peer, learners in relayed.items():
-            wanted = sync.sum_wanted(
-                learners, outliers, version, table, weight=weight, within_s=within_s
-            )
-            effects.append(Send(peer, CONTROL, wanted))
             if peer in self.sites.relays:
                 self.sites.relays[peer].ask(at, sync.sums_wanted)
+                wanted = sync.sum_wanted(learners, self.outliers, version, shared.job, within_s)
+                effects.append(Send(peer, CONTROL, wanted))
         gone = [peer for peer in relayed if peer not in self.sites.relays]
         return [*effects, *self._without_sums(sync, gone, shared)]
 

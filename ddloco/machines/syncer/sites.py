@@ -63,7 +63,7 @@ class SiteRelay(Struct, forbid_unknown_fields=True, eq=False):
 
 
 class ReceivedSum(Struct, frozen=True):
-    """A relay's sum of contributions, and the handle of its payload; empty if it has none."""
+    """A relay's sum of contributions, and the handle of its payload."""
 
     said: ContributionSum
     handle: str
@@ -129,7 +129,15 @@ class Sites(Struct, forbid_unknown_fields=True):
         members: Mapping[str, Member],
         fragments: GlobalFragments,
     ) -> list[Effect]:
-        """Take a relay's report, and send it the fragments that it lacks."""
+        """Take a relay's report, and send it the fragments that it lacks.
+
+        Args:
+            at: the current time, in seconds.
+            relay: the relay.
+            said: its report, of learners that the job file gives to it.
+            members: the connected learners, by peer.
+            fragments: the global fragments.
+        """
         if len(said.versions) != len(fragments):
             problem = f"report of {len(said.versions)} fragments, the plan has {len(fragments)}"
             return [Observe("refused", {"relay": relay.peer, "reason": problem})]

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct
 
-from ddloco.job.config import Compress, SyncTable, WeightRule
+from ddloco.job.config import Compress, Job, WeightRule
 from ddloco.job.protocol.messages import Contribution, SumWanted, WantedShare
 from ddloco.job.protocol.work import (
     Differences,
@@ -103,7 +103,7 @@ class Sync(Struct, forbid_unknown_fields=True):
     def handles(self) -> list[str]:
         """Return the handles of all that it has received, and of what that needs."""
         parts = (handle for part in self.parts.values() for handle in part.handles())
-        return [*parts, *(each.handle for each in self.sums.values() if each.handle)]
+        return [*parts, *(each.handle for each in self.sums.values())]
 
     def share(self, peer: str, outliers: OutlierHistory, version: int, weight: WeightRule) -> Share:
         """Return a learner's part in the merge into ``version``."""
@@ -124,20 +124,18 @@ class Sync(Struct, forbid_unknown_fields=True):
         peers: list[str],
         outliers: OutlierHistory,
         version: int,
-        sync: SyncTable,
-        *,
-        weight: WeightRule,
+        job: Job,
         within_s: float,
     ) -> SumWanted:
         """Return the request for a relay's sum of the contributions of these learners."""
-        shares = [self.share(peer, outliers, version, weight) for peer in peers]
+        shares = [self.share(peer, outliers, version, job.outer.weight) for peer in peers]
         wanted = tuple(
             WantedShare(each.name, each.weight, each.base, each.steps, each.usual, each.moved)
             for each in shares
         )
         cosine = outliers.cosine(self.fragment)
         where = self.t, self.fragment, self.sums_wanted, version
-        return SumWanted(*where, wanted, within_s, sync.band, cosine)
+        return SumWanted(*where, wanted, within_s, job.sync.band, cosine)
 
     def behind(self, version: int) -> list[str]:
         """Return the learners whose contributions are too old when the syncer has lost merges.
@@ -174,7 +172,6 @@ class Sync(Struct, forbid_unknown_fields=True):
         sums = {
             each.handle: ShareSum(each.said.lengths, each.said.form, each.said.measured)
             for each in self.sums.values()
-            if each.handle
         }
         counted = {peer: part.said.tokens for peer, part in sorted(self.parts.items())}
         return MergeFragment(

@@ -598,6 +598,13 @@ def test_a_run_that_continues_may_have_other_relays(sited, relays, left, dialled
     assert sited.machine.relayed == (not left)
 
 
+def test_earlier_incarnations_of_a_relay_are_retired(sited):
+    """When a later one is linked."""
+    sited.tell(PeerLost("relay-0", "gone"))
+    joined = sited.tell(PeerJoined("relay-0", "relay-0.3"))
+    assert of(Retire, joined) == [Retire({"relay-0": 3})]
+
+
 def test_a_relay_is_sent_signs_of_life(sited):
     """So that it is noticed when it was restarted."""
     due = sited.tell(TimerFired(RelayLook()))

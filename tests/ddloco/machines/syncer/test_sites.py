@@ -300,6 +300,12 @@ def test_a_report_of_another_plan_is_refused(harness):
     assert observed("refused", effects)[0]["reason"] == "report of 1 fragments, the plan has 3"
 
 
+def test_a_relay_reaches_only_the_learners_that_are_its_own(harness):
+    """Whatever it says."""
+    harness.say(RELAY, RelayReport(harness.versions, {A: 1, C: 2, "syncer.1": 3}))
+    assert harness.machine.rounds.sites.reach == {A: RELAY}
+
+
 def test_the_end_waits_for_relays(harness):
     """They are told as learners are."""
     ended = harness.tell(StopRequested("enough"))
