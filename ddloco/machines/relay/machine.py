@@ -433,7 +433,7 @@ class Relay(OwnMachine):
             self.job.compress.up,
         )
         out = wanted.needed[-1]
-        done = [self._answer(p, body, out), *(Drop(each) for each in wanted.needed)]
+        done: list[Effect] = [self._answer(p, body, out), *(Drop(each) for each in wanted.needed)]
         return (
             done if wanted.later is None else [*done, *self._asked(at, wanted.syncer, wanted.later)]
         )
