@@ -86,6 +86,7 @@ def replay(given: argparse.Namespace) -> int:
                 salvage=given.salvage,
                 trust=given.trust,
                 turns=given.turns,
+                tapes=tapes,
             )
             bar.update(shown, total=replay.total)
             lines.total = replay.total

@@ -49,6 +49,7 @@ def replay_of(
     trust: bool = False,
     turns: Path | None = None,
     limits: Mapping[str, int] | None = None,
+    tapes: Sequence[Tape] = (),
 ) -> Replay:
     """Prepare the replay of a run folder, or of any set of its tapes.
 
@@ -63,6 +64,7 @@ def replay_of(
         turns: the file by which workers take turns at the terminal, where a task's own
             ``breakpoint()`` opens a debugger; None where it does not.
         limits: the clock of an event up to which the tapes are replayed; see ``Replay``.
+        tapes: those of the folder, if ``open_recording`` has opened them already.
 
     Raises:
         TapeError: a tape cannot be read.
@@ -70,7 +72,7 @@ def replay_of(
         NamedError: the program cannot be used here.
         SnapshotError: the snapshot is not there, not intact, or of another version.
     """
-    tapes = open_recording(folder, salvage=salvage)
+    tapes = list(tapes) or open_recording(folder, salvage=salvage)
     permit = permit_of(tapes, folder, trust=trust)
     played: Played
     match program_in(tapes, folder, task, trust=trust):
