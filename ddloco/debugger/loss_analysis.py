@@ -5,8 +5,9 @@ Of several breaks the first one is that which is in the causal past of the other
 
 A norm stands out for the steps that it is of: a contribution of three times the steps may well have
 three times the norm. A learner is suspected on evidence alone: its loss broke first, for good, and
-nothing that stands out had arrived; or its contribution stands out that came just before; or its
-contribution is beyond any doubt; or it counts tokens otherwise than all others.
+nothing that stands out had arrived; or its contribution stands out that came just before, and no
+other learner went on with it for long unharmed; or its contribution is beyond any doubt; or it
+counts tokens otherwise than all others.
 """
 
 import math
@@ -217,7 +218,9 @@ def _suspect(
     counts: dict[str, int] = {}
     for each in outliers:
         syncer, _, number = each.event.rpartition(":")
-        if not each.refused and any(_led_to(run, first, syncer, int(number)) for first in firsts):
+        merged = syncer, int(number)
+        led = not each.refused and any(_led_to(run, first, *merged) for first in firsts)
+        if led and not _was_harmless(run, breaks, *merged):
             counts[each.learner] = counts.get(each.learner, 0) + 1
     if len(counts) == 1:
         [(learner, count)] = counts.items()
@@ -267,6 +270,20 @@ def _led_to(run: RecordedJob, first: Break, syncer: str, number: int) -> bool:
     before = [n for n, step in steps if step <= first.step - JUST_BEFORE_STEPS]
     then = run.clock(first.learner, before[-1]).wire() if before else {}
     return then.get(syncer, 0) < number
+
+
+def _was_harmless(run: RecordedJob, breaks: Sequence[Break], syncer: str, number: int) -> bool:
+    """Whether a learner whose loss did not break had heard of an event of a syncer, and took more
+    than ``JUST_BEFORE_STEPS`` steps after that: what was merged there is no cause of a break."""
+    broken = {actor_of(each.learner) for each in breaks}
+    for learner in run.learners:
+        steps = [record.n for record, _ in run.steps_of(learner)]
+        if actor_of(learner) in broken or len(steps) <= JUST_BEFORE_STEPS:
+            continue
+        then = run.clock(learner, steps[-1 - JUST_BEFORE_STEPS]).wire()
+        if then.get(syncer, 0) >= number:
+            return True
+    return False
 
 
 def _knew(run: RecordedJob, first: Break, syncer: str, number: int) -> bool:

@@ -12,19 +12,25 @@ from clocks import actor_of
 from ddloco.job.protocol.messages import (
     Close,
     Contribution,
+    ContributionSum,
     DataPlace,
     DataShards,
     GlobalFragment,
     JobBody,
+    Measured,
     Progress,
     Pull,
+    RelayReport,
     Resume,
     Roster,
     ShardReport,
+    Spread,
     StatePiece,
     StateRefused,
     StateWanted,
     Stop,
+    SumWanted,
+    WantedShare,
 )
 from ddloco.stage.actors.messages import SnapshotPart
 from snapshot import Part
@@ -35,6 +41,7 @@ counts_st = st.integers(0, 2**63 - 1)
 tuples_st = st.lists(counts_st, max_size=3).map(tuple)
 versions_st = st.lists(st.integers(-1, 2**63 - 1), max_size=3).map(tuple)
 floats_st = st.floats(0, allow_nan=False)
+finite_st = st.floats(0, 1e38)
 text_st = st.text(st.characters(codec="utf-8"), max_size=8)
 names_st = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 snapshots_st = st.builds("{}:{}".format, names_st, counts_st)
@@ -54,6 +61,12 @@ parts_st = st.builds(
 places_st = st.lists(
     st.builds(DataPlace, counts_st, counts_st, counts_st, st.binary(max_size=8)), max_size=3
 ).map(tuple)
+
+shares_st = st.lists(
+    st.builds(WantedShare, names_st, finite_st, counts_st, counts_st, finite_st, floats_st),
+    max_size=3,
+).map(tuple)
+refusals_st = st.lists(st.tuples(names_st, text_st), max_size=2).map(tuple)
 
 BODIES = {
     Hello: st.builds(Hello, st.dictionaries(text_st, text_st, max_size=2)),
@@ -81,6 +94,20 @@ BODIES = {
     StatePiece: st.builds(StatePiece, names_st, *[counts_st] * 3, versions_st),
     StateRefused: st.builds(StateRefused, names_st, text_st),
     ShardReport: st.builds(ShardReport, counts_st, versions_st, st.booleans()),
+    SumWanted: st.builds(SumWanted, *[counts_st] * 4, shares_st, finite_st, finite_st, floats_st),
+    ContributionSum: st.builds(
+        ContributionSum,
+        *[counts_st] * 3,
+        st.lists(names_st, max_size=3).map(tuple),
+        st.lists(finite_st, max_size=3).map(tuple),
+        refusals_st,
+        st.lists(st.builds(Measured, names_st, floats_st, st.none()), max_size=2).map(tuple),
+        missing=refusals_st,
+    ),
+    Spread: st.builds(Spread, names_st, tuples_st, versions_st),
+    RelayReport: st.builds(
+        RelayReport, versions_st, st.dictionaries(names_st, counts_st, max_size=3)
+    ),
     Close: st.builds(Close, text_st),
     Stop: st.builds(Stop, counts_st, text_st),
 }

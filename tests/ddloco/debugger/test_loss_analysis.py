@@ -90,6 +90,25 @@ def test_a_flipped_bit_stands_out_among_the_contributions(simulate, monkeypatch)
     assert found.outliers[0].times > 100
 
 
+def test_what_did_no_harm_to_others_is_no_cause(simulate, monkeypatch):
+    """A long contribution is merged before one learner's loss breaks, and all others go on."""
+    plant_garbage(monkeypatch)
+    encode = SimulatedWork._encode
+
+    def longer(work, request, contents):
+        done = encode(work, request, contents)
+        made, (_, base) = contents[request.out], work._bases[request.fragment]
+        if work._name == "learner-0.1" and FROM_STEP - 12 <= made.what[-1] < FROM_STEP:
+            made.array[:] = base + 8 * (made.array - base)
+        return done
+
+    monkeypatch.setattr(SimulatedWork, "_encode", longer)
+    settings = "job.learners=3", "chaos.fault=[]", "learner={}", "sync.band=1000"
+    found = analyse_losses(open_job(simulate(*settings)))
+    assert "learner-0.1" in dict(found.doubted)
+    assert found.suspect == GUILTY, found
+
+
 def test_a_sound_run_has_no_break(simulate):
     """No learner is blamed where nothing happened."""
     folder = simulate("job.learners=3", "chaos.fault=[]", "learner={}")

@@ -192,7 +192,6 @@ def test_every_reader_says_the_same_numbers(simulate, overrides):
     assert (outcome.goodput, outcome.inner_steps, outcome.merged_tokens) == (
         numbers.goodput, numbers.inner_steps, numbers.merged_tokens,
     )  # fmt: skip
-    assert numbers.merged_tokens == run.tokens_merged
     assert set(Numbers.__struct_fields__) == set(wanted)
 
 
