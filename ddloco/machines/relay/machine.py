@@ -5,8 +5,8 @@ syncer decides which ones it merges, and asks the relay for their sum. So what i
 often, is decided and recorded by the syncer alone, with or without relays. Fragments come the other
 way: the syncer sends one message with the names of learners, and the relay sends it on.
 
-A relay trains nothing and decides nothing that another relay or none would decide differently. If
-it dies, what it had is not merged, and its learners are asked again without it.
+A relay leaves out what is not finite or an outlier within its site, and decides nothing else. If it
+dies, what it had is not merged, and its learners are asked again without it.
 """
 
 from typing import Any
@@ -325,6 +325,8 @@ class Relay(OwnMachine):
         for given in self.arrived.values():
             if p in given and given[p].said.t <= newer.version:
                 effects += [Drop(given.pop(p).handle)]
+        # So that nothing stays of incarnations that are gone.
+        self.arrived = {learner: given for learner, given in self.arrived.items() if given}
         return [*effects, *self._report(), *self._complete()]
 
     # Contributions and their sums.
@@ -434,9 +436,8 @@ class Relay(OwnMachine):
         )
         out = wanted.needed[-1]
         done: list[Effect] = [self._answer(p, body, out), *(Drop(each) for each in wanted.needed)]
-        return (
-            done if wanted.later is None else [*done, *self._asked(at, wanted.syncer, wanted.later)]
-        )
+        later = wanted.later
+        return done if later is None else [*done, *self._asked(at, wanted.syncer, later)]
 
     def _answer(self, p: int, body: ContributionSum, out: str = "") -> Send[ContributionSum]:
         wanted = self.sums.pop(p)

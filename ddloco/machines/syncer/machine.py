@@ -234,8 +234,11 @@ class Syncer(OwnMachine):
             case MessageArrived():
                 return self._message(at, event)
             case LaneAdvanced(peer):
-                if peer in self.members:
-                    self.members[peer].moved_at = at
+                linked = self.members.get(peer)
+                if linked is None and self.rounds is not None:
+                    linked = self.rounds.sites.relays.get(peer)
+                if linked is not None:
+                    linked.moved_at = at
                 return []
             case Started():
                 return self._started(event)

@@ -36,6 +36,7 @@ class SiteRelay(Struct, forbid_unknown_fields=True, eq=False):
         versions: for each fragment, the version that it last reported; -1 for none.
         sent: for each fragment, the newest version sent over this link; -1 for none.
         sent_at: for each fragment, when that was sent, in seconds.
+        moved_at: when it last acknowledged more of what was sent to it, in seconds.
         learners: the learners that it reaches, each with the number of its link there.
         asked: when it was asked for the newest sums, in seconds, by the request's number. What
             comes after its deadline shows how long sums take, too.
@@ -46,6 +47,7 @@ class SiteRelay(Struct, forbid_unknown_fields=True, eq=False):
     versions: list[int]
     sent: list[int]
     sent_at: list[float]
+    moved_at: float
     learners: dict[str, int] = {}
     asked: dict[int, float] = {}
     answer_s: Recent = field(default_factory=Recent)
@@ -94,7 +96,7 @@ class Sites(Struct, forbid_unknown_fields=True):
             effects.append(Retire({actor: number}))
         self.newest[actor] = number
         none = [-1] * fragments
-        self.relays[peer] = SiteRelay(peer, none, list(none), [at] * fragments)
+        self.relays[peer] = SiteRelay(peer, none, list(none), [at] * fragments, at)
         self.relays = dict(sorted(self.relays.items()))
         return effects
 
@@ -153,7 +155,7 @@ class Sites(Struct, forbid_unknown_fields=True):
         """The fragments of which a relay neither has the newest version nor is being sent it."""
         for p in fragments.owned:
             newest, sent = fragments[p].version, relay.sent[p]
-            lost = at - relay.sent_at[p] > RESEND_S_MIN
+            lost = at - max(relay.sent_at[p], relay.moved_at) > RESEND_S_MIN
             if relay.versions[p] < newest and (sent < newest or lost):
                 yield p
 
@@ -234,9 +236,15 @@ class Sites(Struct, forbid_unknown_fields=True):
     def tell_newer(
         self, at: float, told: Recipient, lacking: Sequence[int], fragments: GlobalFragments
     ) -> list[Effect]:
-        """Send a learner fragments that it lacks; those that its relay holds, from there."""
-        relay = self.relays.get(self.reach.get(told.member.peer, ""))
+        """Send a learner fragments that it lacks; those that its relay holds, from there.
+
+        What it was sent through its relay, and is still on its way there, is not sent twice.
+        """
+        relay, sent = self.relays.get(self.reach.get(told.member.peer, "")), told.member.sent
         newest = {p: fragments[p].version for p in lacking}
+        if relay is not None:
+            comes = [p for p in lacking if relay.sent[p] == sent[p] == newest[p]]
+            lacking = [p for p in lacking if p not in comes or relay.versions[p] == newest[p]]
         there = [p for p in lacking if relay is not None and relay.versions[p] == newest[p]]
         effects: list[Effect] = [fragments.tell(at, told, p) for p in lacking if p not in there]
         if relay is None or not there:

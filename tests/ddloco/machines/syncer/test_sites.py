@@ -31,7 +31,7 @@ from tests.ddloco.machines.syncer.test_machine import (
     pulls,
     said,
 )
-from transport import Hangup, PeerJoined, PeerLost, Retire, SetTimer, TimerFired
+from transport import BULK, Hangup, LaneAdvanced, PeerJoined, PeerLost, Retire, SetTimer, TimerFired
 
 C, RELAY = "learner-2.1", "relay-0.1"
 
@@ -263,7 +263,11 @@ def test_a_relay_is_sent_what_it_lacks(harness):
     lacks = RelayReport((3, -1, 2), {A: 1, B: 2})
     assert [1] == [body.fragment for _, body in said(GlobalFragment, harness.say(RELAY, lacks))]
     assert [] == said(GlobalFragment, harness.say(RELAY, lacks)), "it is on its way"
-    harness.at += RESEND_S_MIN + 1.0
+    harness.at += RESEND_S_MIN - 1.0
+    harness.tell(LaneAdvanced(RELAY, BULK))
+    harness.at += RESEND_S_MIN - 1.0
+    assert [] == said(GlobalFragment, harness.say(RELAY, lacks)), "something arrives there"
+    harness.at += 2.0
     assert [1] == [body.fragment for _, body in said(GlobalFragment, harness.say(RELAY, lacks))]
     harness.tell(PeerLost(RELAY, "gone"))
     _, effects = harness.link((-1,) * P)
@@ -282,6 +286,23 @@ def test_a_newcomer_is_sent_what_its_relay_holds_from_there(harness):
     assert [] == said(GlobalFragment, behind)
     ((to, body),) = said(Spread, behind)
     assert (to, body) == (RELAY, Spread(late, (0, 1, 2), harness.versions))
+
+
+def test_what_is_on_its_way_through_a_slow_line_is_not_sent_to_each_learner(harness):
+    """However long it takes to the relay; once it is there, the relay sends it."""
+    launch(harness)
+    for peer in (A, B):
+        harness.relayed(peer, 4, 1, 1)
+    harness.contribute(C, 4, 1, 1)
+    harness.merged(harness.answer(4, 1, [A, B]))
+    harness.at += 10 * RESEND_S_MIN
+    behind = harness.report(A, 1.0, harness.versions, step=99)
+    assert [] == [to for to, _ in said(GlobalFragment, behind) + said(Spread, behind)]
+    held = list(harness.versions)
+    held[1] = 4
+    harness.say(RELAY, RelayReport(tuple(held), {A: 1, B: 2}))
+    again = harness.report(A, 1.0, harness.versions, step=100)
+    assert said(Spread, again) == [(RELAY, Spread(A, (1,), (4,)))]
 
 
 def test_a_newer_incarnation_takes_the_place(harness):
