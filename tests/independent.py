@@ -37,7 +37,8 @@ LEVELS = {"int8": 127.0, "int4": 7.0}
 @dataclass
 class Order:
     """What a learner did, in order: ("receive", fragment, version), ("give", t, fragment, step),
-    ("step", number, loss) and ("take", donor, step, versions)."""
+    ("step", number, loss, whether it is the last that was asked for at once) and ("take", donor,
+    step, versions)."""
 
     did: list = field(default_factory=list)
     skipped: int = 0
@@ -74,7 +75,10 @@ def order_of(run):
             elif isinstance(event, StateInstalled) and event.sound:
                 own.did.append(("take", donor, piece.copy, piece.versions))
             elif isinstance(event, StepFinished):
-                own.did.append(("step", event.step, event.loss))
+                own.did += [
+                    ("step", number, each.loss, number == event.step)
+                    for number, each in event.steps()
+                ]
             elif isinstance(event, MessageArrived) and isinstance(body, Contribution):
                 given[body.t, event.sender] = body
     lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())
@@ -218,7 +222,7 @@ class Model:
         mine |= {"coming": mine["incoming"], "incoming": {}}
         assert who != donor
 
-    def _step(self, who, mine, number, recorded):
+    def _step(self, who, mine, number, recorded, last):
         if "params" not in mine:
             zero = {name: np.zeros(leaf.shape, self.dtype) for name, leaf in self.theta.items()}
             mine |= {"params": dict(zero), "moments": (zero, zero), "count": 0}
@@ -233,7 +237,9 @@ class Model:
                 for name, leaf in self.held[p, version].items():
                     mine["params"][name] = leaf.astype(self.dtype)
                 mine["versions"][p] = version
-        mine |= {"coming": mine["incoming"], "incoming": {}}
+        mine["coming"] = {}
+        if last:
+            mine |= {"coming": mine["incoming"], "incoming": {}}
         mine["count"] += 1
         inner = self.job.inner
         params, moments, loss = adamw(

@@ -358,7 +358,7 @@ def _result_of(cell: Cell, run: Path, values: dict[str, float], took_s: float) -
         case=cell.case,
         seed=cell.seed,
         loss=found.get("held_out_loss"),
-        steps=sum(line["event"] == "step" for line in lines),
+        steps=sum(line.get("together", 1) for line in lines if line["event"] == "step"),
         merges=sum(line["event"] == "merge" for line in lines),
         goodput=values["chip goodput"] / 100 if values else found.get("goodput"),
         up=sum(each.up_bytes for each in links),

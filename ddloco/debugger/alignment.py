@@ -175,27 +175,28 @@ class AlignedRun(Alignment):
                 if event.tensors:
                     self._tensors[learner, event.digest] = event.tensors
             elif isinstance(event, StepFinished):
-                losses[event.step] = event.loss
-                n = record.n
-                batch = Key("batch", learner, event.step)
-                install = Key("install", learner, event.step)
-                step = Key("step", learner, event.step)
-                yield batch, Item(learner, n, resumed[:1], (event.batch,), drawn)
-                merges = tuple(_merge_key(p, version) for p, version, _ in installed if version)
-                versions = tuple(sorted((p, version) for p, version, _ in installed))
-                bytes_of = tuple(sorted((p, digest) for p, _, digest in installed))
-                donor = [Key("update", *resumed[1:])] if len(resumed) > 2 else []
-                causes = (*before, *merges, *donor)
-                yield install, Item(learner, n, versions, (*bytes_of, *given), causes)
-                loss = struct.pack("<d", event.loss)
-                yield step, Item(learner, n, resumed[1:], (loss,), (*before, batch, install))
-                if event.tensors:
-                    update = Key("update", learner, event.step)
-                    causes, tensors = (*before, batch, install, step), (names, event.tensors)
-                    yield update, Item(learner, n, (), (event.tensors,), causes, tensors)
-                    step = update
-                before, drawn, installed, arrived, resumed = (step,), (batch,), arrived, [], ()
-                given = ()
+                for number, each in event.steps():
+                    losses[number] = each.loss
+                    n = record.n
+                    batch = Key("batch", learner, number)
+                    install = Key("install", learner, number)
+                    step = Key("step", learner, number)
+                    yield batch, Item(learner, n, resumed[:1], (each.batch,), drawn)
+                    merges = tuple(_merge_key(p, version) for p, version, _ in installed if version)
+                    versions = tuple(sorted((p, version) for p, version, _ in installed))
+                    bytes_of = tuple(sorted((p, digest) for p, _, digest in installed))
+                    donor = [Key("update", *resumed[1:])] if len(resumed) > 2 else []
+                    causes = (*before, *merges, *donor)
+                    yield install, Item(learner, n, versions, (*bytes_of, *given), causes)
+                    loss = struct.pack("<d", each.loss)
+                    yield step, Item(learner, n, resumed[1:], (loss,), (*before, batch, install))
+                    if event.tensors and number == event.step:
+                        update = Key("update", learner, number)
+                        causes, tensors = (*before, batch, install, step), (names, event.tensors)
+                        yield update, Item(learner, n, (), (event.tensors,), causes, tensors)
+                        step = update
+                    before, drawn, installed, resumed, given = (step,), (batch,), [], (), ()
+                installed, arrived = arrived, []
 
     def _items_of(self, merge: Merge, before: Key | None) -> Iterator[tuple[Key, Item]]:
         """Yield the contributions to a merge, then the merge."""

@@ -114,10 +114,10 @@ class Run:
             TapeError: a tape cannot be read.
         """
         return [
-            InnerStep(who, e.step, e.loss, e.tokens, f"{who}:{record.n}", record.at)
+            InnerStep(who, step, each.loss, each.tokens, f"{who}:{record.n}", record.at)
             for who in self._training.learners
             if learner in {"", who, actor_of(who)}
-            for record, e in self._training.steps_of(who)
+            for record, step, each in self._training.steps_of(who)
         ]
 
     def at(self, event: str) -> "Position":

@@ -235,7 +235,8 @@ def spans_of(
         if event.kind == "StepFinished":
             begin = min(since.get(event.actor, event.common_at), event.common_at)
             fields = {"loss": plain.get("loss"), "tokens": plain.get("tokens")}
-            name = f"step {plain.get('step')}"
+            last, before = plain.get("step"), len(plain.get("before") or ())
+            name = f"steps {last - before} to {last}" if last and before else f"step {last}"
             yield WorkSpan(event.actor, name, begin, event.common_at, fields)
             since[event.actor] = event.common_at
         elif event.kind == "FragmentMerged":

@@ -173,10 +173,10 @@ def analyse_losses(run: RecordedJob) -> LossFindings:
     counted: dict[str, float] = {}
     for learner in run.learners:
         finished = list(run.steps_of(learner))
-        losses = [LossStep(r.n, event.step, event.loss) for r, event in finished]
+        losses = [LossStep(record.n, step, each.loss) for record, step, each in finished]
         steps += len(losses)
         if finished:
-            counted[learner] = median(event.tokens for _, event in finished)
+            counted[learner] = median(each.tokens for *_, each in finished)
         found = find_break(losses)
         if found is not None:
             at, usual = found
@@ -266,7 +266,7 @@ def _led_to(run: RecordedJob, first: Break, syncer: str, number: int) -> bool:
     """Whether a break came just after an event of a syncer, and knew of it."""
     if not _knew(run, first, syncer, number):
         return False
-    steps = [(record.n, event.step) for record, event in run.steps_of(first.learner)]
+    steps = [(record.n, step) for record, step, _ in run.steps_of(first.learner)]
     before = [n for n, step in steps if step <= first.step - JUST_BEFORE_STEPS]
     then = run.clock(first.learner, before[-1]).wire() if before else {}
     return then.get(syncer, 0) < number
@@ -277,7 +277,7 @@ def _was_harmless(run: RecordedJob, breaks: Sequence[Break], syncer: str, number
     than ``JUST_BEFORE_STEPS`` steps after that: what was merged there is no cause of a break."""
     broken = {actor_of(each.learner) for each in breaks}
     for learner in run.learners:
-        steps = [record.n for record, _ in run.steps_of(learner)]
+        steps = [record.n for record, *_ in run.steps_of(learner)]
         if actor_of(learner) in broken or len(steps) <= JUST_BEFORE_STEPS:
             continue
         then = run.clock(learner, steps[-1 - JUST_BEFORE_STEPS]).wire()

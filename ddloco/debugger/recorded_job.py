@@ -15,7 +15,7 @@ from ddloco.job.config import SYNCER
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.status import Numbers
-from ddloco.job.protocol.work import RunStep, StepFinished
+from ddloco.job.protocol.work import OneStep, RunStep, StepFinished
 from ddloco.replayer.recording import named_settings, open_recording, program_in
 from ddloco.roles.job_program import JobProgram
 from ddloco.roles.resume import JobStartPoint, plan_of
@@ -70,11 +70,11 @@ class RecordedJob(RecordedRun):
         ended = [self._walked[each] for each in self.syncers if actor_of(each) == lead]
         return ended[-1].numbers if ended else Numbers()
 
-    def steps_of(self, learner: str) -> Iterator[tuple[tape.Event, StepFinished]]:
-        """Yield a learner's finished inner steps, each with its record."""
+    def steps_of(self, learner: str) -> Iterator[tuple[tape.Event, int, OneStep]]:
+        """Yield a learner's finished inner steps: the record, the number, and what it brought."""
         for record, event in self.events(learner, StepFinished):
             if isinstance(event, StepFinished):
-                yield record, event
+                yield from ((record, step, each) for step, each in event.steps())
 
     def first_step(self, learner: str) -> Step | None:
         """Return the event at which a learner asked for its first inner step; None without one."""
@@ -142,8 +142,8 @@ class RecordedJob(RecordedRun):
             wanted = int(number) if number.isdecimal() else -1
             for incarnation in self.learners:
                 if learner in {incarnation, actor_of(incarnation)}:
-                    for record, event in self.steps_of(incarnation):
-                        if event.step == wanted:
+                    for record, step, _ in self.steps_of(incarnation):
+                        if step == wanted:
                             return incarnation, record.n
             raise ConfigError(f"{target}: no such step; want step:LEARNER:NUMBER")
         return super().resolve(target)

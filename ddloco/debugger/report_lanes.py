@@ -163,7 +163,8 @@ class Point(Struct):
 
 
 class RawStep(Struct):
-    """A finished inner step as it was read; ``learned`` are clock entries since the one before, and
+    """A finished inner step as it was read, or several that were asked for at once, ``count`` of
+    them, with the mean of their losses; ``learned`` are clock entries since the one before, and
     ``spent`` is what ``spent_in`` says."""
 
     at: float
@@ -175,6 +176,7 @@ class RawStep(Struct):
     apart: tuple[float, float] = (0.0, 0.0)
     """Seconds of waiting for the batch, and of compiling again."""
     spent: TimeSpent = TimeSpent()
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -237,9 +239,11 @@ def read_tape(
             content.clocks[record.n] = {**known, incarnation: record.n}
         match event:
             case StepFinished():
-                told = event.step, event.loss, event.tokens, learned
+                each = [one for _, one in event.steps()]
+                loss = sum(one.loss for one in each) / len(each)
+                told = event.step, loss, sum(one.tokens for one in each), learned
                 apart = event.data_s, event.compiling_s
-                content.steps.append(RawStep(at, record.n, *told, apart))
+                content.steps.append(RawStep(at, record.n, *told, apart, count=event.count))
                 learned = {}
             case MessageArrived():
                 _see_message(content, at, record.n, event, cuts)
@@ -257,9 +261,10 @@ def set_spent(content: TapeContent) -> None:
     begun, usual = content.begun, Recent()
     for each in content.steps:
         if begun is not None:
-            each.spent = of_step(each.step, each.at - begun, *each.apart, usual.value)
+            usual_s = each.count * usual.value if usual.value is not None else None
+            each.spent = of_step(each.step, each.at - begun, *each.apart, usual_s)
             if each.step > 1:
-                usual.add(each.at - begun)
+                usual.add((each.at - begun) / each.count)
         begun = each.at
 
 
@@ -472,7 +477,7 @@ def _blocks(content: TapeContent, axis: Axis, names: Names, most: int, finer: in
     begun = content.begun if content.begun is not None else steps[0].at
     return Steps(
         **asdict(_in_blocks(steps, axis, size)),
-        count=len(steps),
+        count=sum(each.count for each in steps),
         begun=axis.place(begun),
         clock=clock,
         finer=[_in_blocks(steps, axis, each) for each in _sizes(size, -(-len(steps) // finer))],

@@ -18,9 +18,14 @@ def phrase(event: Any) -> str:
         case MessageArrived():
             return f"{body_phrase(event.body)} arrived from {event.sender}"
         case StepFinished():
-            wrong = f"; it had two results: {event.corrupt}" if event.corrupt else ""
+            first = event.step - len(event.before)
+            wrong = f"; step {first} had two results: {event.corrupt}" if event.corrupt else ""
+            which = (
+                f"inner steps {first} to {event.step}" if event.before else f"inner step {first}"
+            )
+            last = "the last one's " if event.before else ""
             return (
-                f"inner step {event.step} finished: loss {event.loss:.6g}, {event.tokens} tokens, "
+                f"{which} finished: {last}loss {event.loss:.6g}, {event.tokens} tokens, "
                 f"batch {event.batch.hex()[:8]}{wrong}"
             )
         case FragmentMerged():

@@ -408,6 +408,10 @@ class Worker(Section, frozen=True):
             find hardware that computes wrongly; 0 for never.
         on_corruption: what a learner does whose step had two results: "leave", with exit code 75,
             or "continue" with the second one.
+        together_s: short steps are asked for several at once, as many as take so long in all, in
+            seconds, at most ``sync.interval``. Only between two requests does a learner install and
+            contribute fragments. 0 asks for each step by itself. With ``sync.blocking`` or
+            ``job.shards`` it makes no difference.
     """
 
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
@@ -417,10 +421,11 @@ class Worker(Section, frozen=True):
     stall_s: Annotated[float, Meta(ge=1.0, le=LARGE)] = 20.0
     check_every: Whole = 0
     on_corruption: Literal["leave", "continue"] = "leave"
+    together_s: Annotated[float, Meta(ge=0.0, le=60.0)] = 0.01
 
 
 UNSAID = {
-    "worker": ("mesh", "processes", "stall_s", "check_every", "on_corruption"),
+    "worker": ("mesh", "processes", "stall_s", "check_every", "on_corruption", "together_s"),
     "sync": ("blocking", "late", "mixing", "clients", "final_merges"),
     "outer": ("weight",),
     "inner": ("adamw",),
@@ -642,6 +647,7 @@ class Job(Section, frozen=True):
             stall_s=common.stall_s,
             check_every=common.check_every,
             on_corruption=common.on_corruption,
+            together_s=common.together_s,
         )
 
     @property

@@ -171,13 +171,15 @@ class JobExecutor:
             if name:
                 return f"{hint}; the first tensor that differs is {name}"
         if isinstance(recorded, StepFinished) and isinstance(found, StepFinished):
-            if recorded.batch != found.batch:
-                return f"the data differs: another batch for inner step {recorded.step}"
-            step = recorded.step
             if recorded.corrupt:
+                step = recorded.step - len(recorded.before)
                 return f"the run itself found that step {step} had two results: {recorded.corrupt}"
-            if not same(recorded.loss, found.loss):
-                return f"the arithmetic differs: the same batch has another loss at step {step}"
+            for (step, then), (_, now) in zip(recorded.steps(), found.steps(), strict=False):
+                if then.batch != now.batch:
+                    return f"the data differs: another batch for inner step {step}"
+                if not same(then.loss, now.loss):
+                    return f"the arithmetic differs: the same batch has another loss at step {step}"
+            step = recorded.step
             plan = self.job.plan(self.started.leaves)
             whole = [leaf for each in plan.fragments for leaf in each]
             name = first_tensor(whole, recorded.tensors, found.tensors)

@@ -66,7 +66,8 @@ class ReplayState:
         """Count one more event that was found equal."""
         self.report.events += 1
         for name, kind in self._counted.items():
-            self.report.counts[name] += isinstance(event, kind)
+            if isinstance(event, kind):
+                self.report.counts[name] += getattr(event, "count", 1)
         self._progress(self.report.events)
 
     def parted(self, found: Divergence) -> None:

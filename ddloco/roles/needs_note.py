@@ -29,7 +29,8 @@ async def note_needs(job: Job, hosted: HostedActor, warn: Callable[[str], None])
         machine = hosted.driver.actor.machine if hosted.driver is not None else None
         if not isinstance(machine, Syncer) or machine.place is None:
             continue
-        paces = [each.step_s for each in machine.members.values() if each.step_s]
+        reports = (each.progress for each in machine.members.values())
+        paces = [each.step_s for each in reports if each is not None and each.step_s]
         if not paces:
             continue
         need = needs_of(job, machine.place.plan, step_s=median(paces))

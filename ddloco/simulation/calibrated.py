@@ -45,12 +45,11 @@ class RecordedPace(Pace):
         self._durations = durations
         self._begun = 0
 
-    def step(self, now: float, slow: float) -> float:
-        """The duration of the next step."""
-        seconds = super().step(now, slow)
-        if self._begun < len(self._durations):
-            seconds = self._durations[self._begun] * slow
-        self._begun += 1
+    def step(self, now: float, slow: float, count: int = 1) -> float:
+        """The duration of the next ``count`` steps."""
+        begun, self._begun = self._begun, self._begun + count
+        known = self._durations[begun : self._begun]
+        seconds = sum(known) * slow + super().step(now, slow, count - len(known))
         self._running_s = seconds
         return seconds
 
@@ -93,7 +92,7 @@ class Recording:
         """The measured speeds and delays."""
         steps: dict[str, list[float]] = {}
         for line in self._said("step"):
-            steps.setdefault(line["actor"], []).append(line["step_s"])
+            steps.setdefault(line["actor"], []).extend([line["step_s"]] * line.get("together", 1))
         listening = self._said("listening")
         make_s = listening[0]["at"] if listening else 0.0
         encode_s, merge_s, delay_s = self._measured

@@ -96,10 +96,10 @@ class ChipPace(Pace):
         self._ready_since = math.inf
         self._failure = rng.expovariate(self._rate)
 
-    def step(self, now: float, slow: float) -> float:
-        """Begin a step; returns its duration including stops."""
-        work = super().step(now, slow)
-        self._running_s = self.step_s
+    def step(self, now: float, slow: float, count: int = 1) -> float:
+        """Begin ``count`` steps; returns their duration including stops."""
+        work = super().step(now, slow, count)
+        self._running_s = count * self.step_s
         at = now
         while True:
             rate = 1.0 - self._failed / self._slices

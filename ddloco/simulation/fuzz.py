@@ -105,6 +105,10 @@ SITES_EVERY = 11
 """One of so many seeds is a world whose learners have relays, some of them."""
 
 
+TOGETHER_EVERY = 13
+"""One of so many seeds is a world whose learners take several steps together."""
+
+
 def is_combined(seed: int) -> bool:
     """Whether a world has compression with feedback, shards, snapshots, and syncers and learners
     that die and come back, all at once. Each is rare, and all are nearly never drawn together."""
@@ -152,6 +156,9 @@ def _job(rng: random.Random, seed: int) -> Job:
     _other_rules(seed, plain)
     if seed % SITES_EVERY == SITES_EVERY - 1:
         _sites(seed, plain)
+    if seed % TOGETHER_EVERY == TOGETHER_EVERY - 1:
+        together_s = random.Random(f"together {seed}").choice([2.5, 4.0, 9.0])
+        plain["worker"] = {"together_s": together_s}
     return job_from(plain, f"hostile world {seed}")
 
 

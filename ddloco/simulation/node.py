@@ -73,20 +73,21 @@ class Pace:
         """A pace of one second per step, without variance."""
         return cls(1.0, 0.0, rng)
 
-    def step(self, now: float, slow: float) -> float:
-        """Begin a step at ``now``, ``slow`` times slower than usual; returns its duration."""
+    def step(self, now: float, slow: float, count: int = 1) -> float:
+        """Begin ``count`` steps at ``now``, ``slow`` times slower than usual; returns their
+        duration."""
         del now
-        seconds = self.step_s * slow
+        seconds = count * self.step_s * slow
         if self._variance:
             seconds *= max(self._rng.gauss(1.0, self._variance), 0.1)
         self._running_s = seconds
         return seconds
 
-    def done(self, now: float) -> None:
-        """The current step is finished."""
+    def done(self, now: float, count: int = 1) -> None:
+        """The current steps are finished."""
         del now
         self.useful_s += self._running_s
-        self.steps += 1
+        self.steps += count
 
     def away(self, now: float) -> None:
         """The learner has ended; its current step is lost."""

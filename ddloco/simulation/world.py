@@ -363,10 +363,12 @@ class World:
 
     def _begin_work(self, node: Node, work: Work) -> None:
         node.simulated_work.begin(work, node.contents)
-        steps = type(work) in STEPS
-        seconds = node.pace.step(self.now, node.slow) if steps else self.physics.costs.of(work)
-        if steps:
+        if type(work) in STEPS:
+            count = work.count if isinstance(work, RunStep) else 1
+            seconds = node.pace.step(self.now, node.slow, count)
             node.step_until = self.now + seconds
+        else:
+            seconds = self.physics.costs.of(work)
         self.push(self.now + seconds, node, self._end_work, work)
 
     def _end_work(self, node: Node, work: Work) -> None:
@@ -376,5 +378,5 @@ class World:
         result: WorkResult = node.simulated_work.do(work, node.contents)
         node.simulated_work.settle(result)
         if isinstance(result, StepFinished):
-            node.pace.done(self.now)
+            node.pace.done(self.now, result.count)
         self.admit(node, result)

@@ -241,7 +241,7 @@ class WorkExecutor(Doer):
         every = self._job.worker.check_every
         place = work.skip, work.cursor, work.t, work.data, every > 0 and work.step % every == 0
         span = rpc.span_of(out) if out is not None else None
-        train = rpc.Train(work.step, tuple(spans), span, *place)
+        train = rpc.Train(work.step, tuple(spans), span, *place, work.count)
         places = tuple((p, rpc.span_of(copy.region)) for p, copy in copies)
         before = [rpc.CopyFragments(places)] if copies else []
         *copied, answer = self._process.ask(*before, train)
@@ -507,8 +507,9 @@ class WorkExecutor(Doer):
 
 
 def step_finished(work: RunStep | Differentiate, trained: rpc.Trained) -> StepFinished:
-    """The event that reports a finished step."""
+    """The event that reports finished steps."""
     done = (trained.loss, trained.tokens, trained.batch, travelling(trained.cursor))
     measured = (trained.data_s, trained.compiling_s)
-    told = (trained.tensors, trained.corrupt)
-    return StepFinished(work.work, work.step, *done, trained.metrics, *measured, *told)
+    told = (trained.tensors, trained.corrupt, trained.before)
+    step = work.last if isinstance(work, RunStep) else work.step
+    return StepFinished(work.work, step, *done, trained.metrics, *measured, *told)

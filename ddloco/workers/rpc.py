@@ -14,7 +14,7 @@ from msgspec.msgpack import Decoder, Encoder
 
 from ddloco.job.config import Inner, Job
 from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
-from ddloco.job.protocol.work import FromShard
+from ddloco.job.protocol.work import FromShard, OneStep
 from ddloco.stage.arrays.shared_memory import Region
 
 LENGTH_BYTES = 4
@@ -123,11 +123,11 @@ class CopyOut(WorkerMessage, frozen=True):
 
 
 class Trained(WorkerMessage, frozen=True):
-    """One step's loss, tokens, batch digest (xxh3-128), the cursor after it: the positions of
+    """The last step's loss, tokens, batch digest (xxh3-128), the cursor after it: the positions of
     stream and schedules (see ``data_stream``), the task's own metrics, how long the worker waited
-    for the batch and compiled the step again, in seconds, which is not part of its state, the sums
-    of all tensors after the update (see ``tensor_sums``), fragment after fragment, and what had
-    another value when the step was run twice, if it was checked."""
+    for batches and compiled the step again, in seconds, which is not part of its state, the sums
+    of all tensors after the update (see ``tensor_sums``), fragment after fragment, what had another
+    value when the first step was run twice, if it was checked, and the steps before the last."""
 
     loss: float
     tokens: int
@@ -138,6 +138,7 @@ class Trained(WorkerMessage, frozen=True):
     compiling_s: float = 0.0
     tensors: bytes = b""
     corrupt: str = ""
+    before: tuple[OneStep, ...] = ()
 
 
 class Updated(WorkerMessage, frozen=True):
@@ -204,10 +205,10 @@ class NewFragment(Struct, frozen=True, array_like=True):
 
 
 class Train(WorkerMessage, frozen=True):
-    """Overwrite fragments, skip ``skip`` batches by going to ``cursor``, run one step, and copy all
-    parameters to ``out`` if there is one. ``t`` is the newest global step of the
+    """Overwrite fragments, skip ``skip`` batches by going to ``cursor``, run ``count`` steps, and
+    copy all parameters to ``out`` if there is one. ``t`` is the newest global step of the
     fragments; ``data`` says which data shard the batch is from, if not from the learner's own.
-    With ``check`` the step is run twice, and the results compared."""
+    With ``check`` the first step is run twice, and the results compared."""
 
     step: int
     overwrites: tuple[NewFragment, ...]
@@ -217,6 +218,7 @@ class Train(WorkerMessage, frozen=True):
     t: int = 0
     data: FromShard | None = None
     check: bool = False
+    count: int = 1
 
 
 class Copied(WorkerMessage, frozen=True):

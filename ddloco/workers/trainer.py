@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import xxhash
 
 from ddloco.job.protocol.fragment_plan import STATE, FragmentPlan, Leaf
 from ddloco.job.protocol.state_layout import Moments
-from ddloco.job.protocol.work import FromShard
+from ddloco.job.protocol.work import FromShard, OneStep
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView
 from ddloco.workers import rpc
 from ddloco.workers.data_stream import DataStream, ShardStream, pack_cursor, unpack_cursor
@@ -68,6 +69,28 @@ class Given(NamedTuple):
     number: Any
     t: Any
     frozen: Any
+
+
+@dataclass(slots=True)
+class StepUnderWay:
+    """A step from its batch to its result: what it is given, the batch as it was drawn with its
+    digest, its loss and the task's metrics, which may still be computed, and the batch's tokens.
+
+    Attributes:
+        data_s: how long, in seconds, the device waited for its batch and the next one.
+        begun_at: when the device was given it, in seconds.
+        compiling_s: how long, in seconds, it was compiled before that; not counted for the first.
+    """
+
+    given: Given
+    batch: Any
+    digest: bytes
+    data_s: float
+    begun_at: float = 0.0
+    compiling_s: float = 0.0
+    loss: Any = None
+    metrics: Any = None
+    tokens: int = 0
 
 
 def _last_of(own: rpc.RestoredState) -> tuple[rpc.Trained | None, int]:
@@ -338,68 +361,97 @@ class Trainer:
         self._take_turn(request)
         first, self._tried = not self._tried, True
         before = self._batches.position() if first else b""
+        steps: list[StepUnderWay] = []
+        sums: Callable[[], bytes] = bytes
+        corrupt, t = "", np.int32(min(request.t, STEP_MAX))
+        for left in reversed(range(request.count)):
+            step, alone = self._drawn(t), not steps
+            if first and alone:
+                self._batches.check(before, step.digest, batch_digest)
+            once = self._run_once(step, request, first=first) if alone else {}
+            steps.append(step)
+            self._begin(step, first=first and alone)
+            if not left:
+                leaves = self._leaves()
+                sums = self._sums([leaves[index] for index in self._order])
+            step.tokens = self._tokens(step.batch)
+            self._draw_ahead(steps, request.data, waits=not left)
+            if once:
+                now = self._params, self._opt_state, self._state, step.loss
+                twice = self._digests(*now, request.check)
+                corrupt = self._compared(once, twice, request.step, first=first)
+        *before_it, last = (OneStep(float(each.loss), each.tokens, each.digest) for each in steps)
+        self._spoilt = not math.isfinite(last.loss)
+        if request.out is not None:
+            self._copy_out(self._leaves(), request.out)
+        told, steps_before = (self._cursor(), said(steps[-1].metrics)), tuple(before_it)
+        own = rpc.Trained(last.loss, last.tokens, last.batch, *told, before=steps_before)
+        self._last = msgspec.structs.replace(own, tensors=sums(), corrupt=corrupt)
+        return msgspec.structs.replace(
+            self._last,
+            data_s=sum(each.data_s for each in steps),
+            compiling_s=sum(each.compiling_s for each in steps),
+        )
+
+    def _drawn(self, t: Any) -> "StepUnderWay":
+        """Draw the batch of the next step. Global step ``t`` is for schedules."""
         asked_at = time.monotonic()
-        drawn, number = self._draw()
+        batch, number = self._draw()
         data_s = time.monotonic() - asked_at
-        digest, t = batch_digest(drawn), np.int32(min(request.t, STEP_MAX))
-        given = Given(self._placement.batch(drawn), number, t, self._frozen)
+        given = Given(self._placement.batch(batch), number, t, self._frozen)
+        return StepUnderWay(given, batch, batch_digest(batch), data_s)
+
+    def _run_once(
+        self, step: "StepUnderWay", request: rpc.Train, *, first: bool
+    ) -> dict[Named, bytes]:
+        """Make the optimizer's state where that is needed, and return the digests of what the step
+        brings if it is to run twice, or none."""
+        made_again: Callable[[], Any] | None = None
         if self._opt_state is None or (self._spoilt and request.overwrites):
             # The optimizer's moments of non-finite gradients would spoil the new parameters.
             counts = schedule_counts(self._opt_state) if self._spoilt else self._counts
             made_again = partial(self._first_moments, counts)
             self._opt_state = made_again()
-        else:
-            made_again = None
-        once: dict[Named, bytes] = {}
-        if first:
-            self._batches.check(before, digest, batch_digest)
-        if first or request.check:
-            once = self._run_and_restore(given, request, made_again)
-        self._installed = None  # The actor uses its memory again after this step.
-        begun_at, programs = time.monotonic(), self._programs()
-        self._params, self._opt_state, self._state, loss, metrics = self._update(
-            self._params, self._opt_state, self._state, given
-        )
-        # The call returns when the step has been compiled, before it is computed.
-        again = not first and self._programs() > programs
-        compiling_s = time.monotonic() - begun_at if again else 0.0
-        begun_at += compiling_s
-        if first:  # What follows is compiled now.
-            loss.block_until_ready()
-            self._device_s = time.monotonic() - begun_at
-        leaves = self._leaves()
-        sums = self._sums([leaves[index] for index in self._order])
-        tokens = self._tokens(drawn)
-        data_s += self._drawn_ahead(begun_at, loss, request.data)
-        corrupt = ""
-        if first or request.check:
-            twice = self._digests(self._params, self._opt_state, self._state, loss, request.check)
-            corrupt = self._compared(once, twice, request.step, first=first)
-        loss = float(loss)  # Waits for the device.
-        self._spoilt = not math.isfinite(loss)
-        if request.out is not None:
-            self._copy_out(leaves, request.out)
-        told = self._cursor(), said(metrics)
-        self._last = rpc.Trained(loss, tokens, digest, *told, tensors=sums(), corrupt=corrupt)
-        return msgspec.structs.replace(self._last, data_s=data_s, compiling_s=compiling_s)
+        twice = first or request.check
+        found = self._run_and_restore(step.given, request, made_again) if twice else {}
+        self._installed = None  # The actor uses its memory again after these steps.
+        return found
 
-    def _drawn_ahead(self, begun_at: float, loss: Any, data: FromShard | None) -> float:
-        """Draw the next batch while the device computes the step that began at ``begun_at``; its
-        loss comes later. Returns how long the device waited for the batch, in seconds.
+    def _begin(self, step: "StepUnderWay", *, first: bool) -> None:
+        """Begin to compute a step. The call returns when it has been compiled, before it is
+        computed; the first one is waited for, and what follows is compiled then."""
+        step.begun_at, programs = time.monotonic(), self._programs()
+        self._params, self._opt_state, self._state, step.loss, step.metrics = self._update(
+            self._params, self._opt_state, self._state, step.given
+        )
+        if not first and self._programs() > programs:
+            step.compiling_s = time.monotonic() - step.begun_at
+            step.begun_at += step.compiling_s
+        if first:
+            step.loss.block_until_ready()
+            self._device_s = time.monotonic() - step.begun_at
+
+    def _draw_ahead(
+        self, steps: Sequence["StepUnderWay"], data: FromShard | None, *, waits: bool
+    ) -> None:
+        """Draw the next batch while the device computes the last one of ``steps``, and wait for
+        the device if there is nothing else to do. Notes for how long the device waited for the
+        batch.
 
         If it is done by then, it is not known since when: it needs as long as the last time that it
         was not.
         """
-        drawing_at = time.monotonic()
+        last, drawing_at = steps[-1], time.monotonic()
         coming = self._turn if data is None else data.held[1 % len(data.held)]
         if coming in self._streams:
             self._streams[coming].data.draw_ahead()
         drawn_at = time.monotonic()
-        if not loss.is_ready():
-            loss.block_until_ready()
-            self._device_s = time.monotonic() - begun_at
-            return 0.0
-        return max(drawn_at - max(drawing_at, begun_at + self._device_s), 0.0)
+        if last.loss.is_ready():
+            begun_at = max(drawing_at, last.begun_at + self._device_s)
+            last.data_s += max(drawn_at - begun_at, 0.0)
+        elif waits:
+            last.loss.block_until_ready()
+            self._device_s = (time.monotonic() - steps[0].begun_at) / len(steps)
 
     @property
     def _batches(self) -> DataStream:

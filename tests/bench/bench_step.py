@@ -19,6 +19,8 @@ neighbouring blocks gives one ratio, and the median of all is printed with its 9
 worker holds the last result back, and the actors' time stands still meanwhile, so that neither step
 times nor pacing see the gap. Syncs in flight finish in the gap, at most one in a block of twelve.
 A block of 24 steps is one interval of the quickstart: every fragment is synchronised once in it.
+Steps of 1 MB are asked for several at a time (``worker.together_s``), as users have it; a block of
+them is of 480 steps, with some 40 requests, and ends with the request that comes to so many.
 Beside it, in every round, a block of the same bare loop with all cores (NPROC unset).
 
 The same ratio follows for parameters of 1, 100 and 1,000 MB in a task whose step is bound by memory
@@ -84,8 +86,8 @@ mesh = { fsdp = 4 }
 [worker.env]
 JAX_NUM_CPU_DEVICES = "4"
 """
-LARGE_BLOCK = 12
-"""Steps of a block: one interval, in which every fragment is synchronised once."""
+LARGE_BLOCK, SMALL_BLOCK = 12, 480
+"""Steps of a block: one interval, in which every fragment is synchronised once; and of 1 MB."""
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -102,7 +104,8 @@ def measure(quick: bool) -> dict[str, Any]:
             path = Path(scratch) / "job.toml"
             path.write_text(LARGE_JOB.format(megabytes=megabytes))
             pairs = 2 if quick else 4 if megabytes > 100 else 12
-            large[str(megabytes)] = pairs_of(path, pairs, LARGE_BLOCK)
+            block = SMALL_BLOCK if megabytes == 1 and not quick else LARGE_BLOCK
+            large[str(megabytes)] = pairs_of(path, pairs, block)
     return {**figures, "large": large, "mesh": on_mesh(1 if quick else 100)}
 
 
@@ -117,7 +120,8 @@ def pairs_of(
         bare.request(WARM_STEPS)
         for pair in range(pairs):
             bares.append(bare.request(block) / block)
-            jobs.append(job.request(True) / block)
+            took_s, steps = job.request(True)
+            jobs.append(took_s / steps)
             beside()
             if pair % 4 == 3:
                 say(f"pair {pair + 1} of {pairs}: {1e3 * jobs[-1]:.1f} ms, {1e3 * bares[-1]:.1f}")
@@ -218,7 +222,10 @@ class GatedTime:
 
 
 def serve_job(connection: Connection, path: Path, block: int) -> None:
-    """The job; says how long each block took, and continues when told."""
+    """The job; says how long each block took and how many steps it had, and continues when told.
+
+    A block ends with the first request that comes to ``block`` steps.
+    """
     import trio
     from msgspec.structs import asdict
 
@@ -231,29 +238,35 @@ def serve_job(connection: Connection, path: Path, block: int) -> None:
     from ddloco.workers import rpc
 
     job = load_job(path, ["job.learners=1", "job.steps=1000000"])
-    since = 0.0
+    since, warm_steps = 0.0, max(WARM_STEPS, block)
 
     class Gate:
-        """A learner's worker, and a gate behind every ``block``-th step."""
+        """A learner's worker, and a gate behind every block."""
 
         def __init__(self, executor: Any) -> None:
             self._executor = executor
+            self._last = 0
 
         def do(self, work: Any) -> Any:
             coming = self._executor.do(work)
-            warm = isinstance(work, RunStep) and work.step >= WARM_STEPS
-            last = warm and (work.step - WARM_STEPS) % block == 0
-            return self._held(coming) if last else coming
+            if not isinstance(work, RunStep):
+                return coming
+            steps = work.last - self._last
+            full = steps >= (block if self._last else warm_steps)
+            if not full:
+                return coming
+            self._last = work.last
+            return self._held(coming, steps)
 
-        async def _held(self, coming: Any) -> Any:
+        async def _held(self, coming: Any, steps: int) -> Any:
             result = await coming
-            await self._hold()
+            await self._hold(steps)
             return result
 
-        async def _hold(self) -> None:
+        async def _hold(self, steps: int) -> None:
             nonlocal since
             now = GatedTime.held_since = perf_counter()
-            connection.send(now - since)
+            connection.send((now - since, steps))
             asked = await trio.to_thread.run_sync(connection.recv)
             if asked == "devices":
                 process = self._executor.capture._process

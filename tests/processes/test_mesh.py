@@ -46,7 +46,7 @@ def run(tmp_path_factory):
 def test_it_learns_and_replays(run):
     """Each learner on its own mesh."""
     found = losses(run)
-    assert found[-1] < found[0]
+    assert sum(found[-8:]) < sum(found[:8])
     code, said = ddloco("replay", run)
     assert code == 0
     assert "identical" in said
@@ -60,7 +60,7 @@ def test_learners_of_two_processes_replay(tmp_path):
     code, said = ddloco("run", "examples/quickstart.toml", "--dir", folder, STEPS, *more)
     assert code == 0, said
     found = losses(folder)
-    assert found[-1] < found[0]
+    assert sum(found[-8:]) < sum(found[:8])
     code, said = ddloco("replay", folder)
     assert code == 0, said
     assert "identical" in said

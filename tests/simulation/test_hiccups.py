@@ -30,9 +30,9 @@ class Hiccup(Pace):
         super().__init__(step_s, 0.05, rng)
         self._number = number
 
-    def step(self, now, slow):
+    def step(self, now, slow, count):
         """The step of this number is the long one."""
-        seconds = super().step(now, slow)
+        seconds = super().step(now, slow, count)
         return seconds + HICCUP_S if self.steps + 1 == self._number else seconds
 
 

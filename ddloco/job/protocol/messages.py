@@ -74,6 +74,10 @@ class Measured(Struct, frozen=True, array_like=True):
     cosine: float | None
 
 
+TOGETHER_MAX = 256
+"""The most steps that a learner's worker is asked for at once."""
+
+
 class LastStep(Struct, frozen=True, forbid_unknown_fields=True):
     """What a learner's last finished step brought, for observers: the loss of its batch, and the
     task's own metrics."""
@@ -83,7 +87,8 @@ class LastStep(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Progress(Body, frozen=True, omit_defaults=True):
-    """A learner's report after every step (paper: the metadata tuple).
+    """A learner's report after every step, or after several that its worker was asked for at once
+    (paper: the metadata tuple).
 
     Attributes:
         step: the last finished inner step, 0 before the first.
@@ -103,6 +108,7 @@ class Progress(Body, frozen=True, omit_defaults=True):
         returned: with ``job.shards``, how far it came in shards that it has given back.
         corrupt: how many of its steps had two results when they were run twice.
         position: with ``sync.blocking``, the global step that its parameters have come to.
+        together: the steps that are done when it reports again.
     """
 
     step: Count
@@ -121,6 +127,12 @@ class Progress(Body, frozen=True, omit_defaults=True):
     returned: Places = ()
     corrupt: Count = 0
     position: Count = 0
+    together: Annotated[int, Meta(ge=1, le=TOGETHER_MAX)] = 1
+
+    @property
+    def report_s(self) -> float:
+        """The expected seconds from this report to the next; 0 if that is unknown."""
+        return self.step_s * self.together
 
 
 class Pull(Body, frozen=True):

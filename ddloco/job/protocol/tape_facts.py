@@ -21,7 +21,7 @@ TASK = "task sha256"
 SEMANTICS: tuple[str, ...] = (
     *ACTOR_SEMANTICS,
     *("fresh-quorum", "pull-unmerged", "launch-steps", "recent-median", "bands", "numbers"),
-    *("lost-pulls", "outer-state", "waits", "relays"),
+    *("lost-pulls", "outer-state", "waits", "relays", "steps-together"),
 )
 """The behaviours that a job's tapes name. Tapes that name others are not replayed."""
 

@@ -10,7 +10,7 @@ Arrays are named by handles: ``host/STEP/P`` for a fragment of a learner's param
 in which it is sent.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Union
 
 from msgspec import Struct
@@ -132,14 +132,24 @@ class MakeParameters(Work, frozen=True):
         return tuple(f"{kind}/{p}/0" for p in self.fragments for kind in ("theta", "wire"))
 
 
+class OneStep(Struct, frozen=True, array_like=True):
+    """What one inner step brought: the ``loss`` of its batch before the update, and the batch's
+    token count and digest."""
+
+    loss: float
+    tokens: int
+    batch: bytes
+
+
 class StepFinished(WorkResult, frozen=True):
-    """An inner step is done. ``loss`` is that of its batch before the update, ``tokens`` and
-    ``batch`` are the batch's token count and digest, ``cursor`` gives the positions of stream and
-    schedules (see ``Progress.cursor``), ``metrics`` are the task's own numbers, ``data_s`` and
-    ``compiling_s`` are how long the worker waited for the batch and compiled the step again:
-    measured times, which no replay repeats. ``tensors`` are ``TENSOR_DIGEST_BYTES`` of each tensor
-    after the update, in the order of the plan. ``corrupt`` says what had another value when the
-    step was run twice, and where; no replay repeats that either."""
+    """An inner step is done, and with it those of the same ``RunStep`` ``before`` it. ``loss`` is
+    that of its batch before the update, ``tokens`` and ``batch`` are the batch's token count and
+    digest, ``cursor`` gives the positions of stream and schedules (see ``Progress.cursor``),
+    ``metrics`` are the task's own numbers, ``data_s`` and ``compiling_s`` are how long the worker
+    waited for the batches and compiled the step again, in all of these steps: measured times, which
+    no replay repeats. ``tensors`` are ``TENSOR_DIGEST_BYTES`` of each tensor after the update, in
+    the order of the plan. ``corrupt`` says what had another value when the first of these steps was
+    run twice, and where; no replay repeats that either."""
 
     step: int
     loss: float
@@ -151,6 +161,17 @@ class StepFinished(WorkResult, frozen=True):
     compiling_s: float = 0.0
     tensors: bytes = b""
     corrupt: str = ""
+    before: tuple[OneStep, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """The number of steps that are done."""
+        return len(self.before) + 1
+
+    def steps(self) -> Iterator[tuple[int, OneStep]]:
+        """Yield the number of each step that is done, in order, and what it brought."""
+        own = OneStep(self.loss, self.tokens, self.batch)
+        yield from enumerate((*self.before, own), self.step - len(self.before))
 
 
 TENSOR_DIGEST_BYTES = 4
@@ -184,10 +205,10 @@ class FromShard(Struct, frozen=True, array_like=True):
 
 class RunStep(Work, frozen=True):
     """Copy fragments to the host as the last step left them, overwrite fragments that have newer
-    versions, and run inner step ``step``. Before it, ``skip`` batches that an earlier incarnation
-    used are skipped, by going to ``cursor`` if that is known. ``t`` is the newest global step of
-    its fragments, for schedules. ``data`` is where its batch comes from, if not from the learner's
-    own data shard.
+    versions, and run inner step ``step`` and those after it, ``count`` in all. Before them,
+    ``skip`` batches that an earlier incarnation used are skipped, by going to ``cursor`` if that is
+    known. ``t`` is the newest global step of its fragments, for schedules. ``data`` is where the
+    batch comes from, if not from the learner's own data shard.
 
     A learner that does not copy fragments (see ``Started``) has all parameters copied to ``out``.
     The copies are not among the results (``makes``): they exist before the step begins.
@@ -204,6 +225,12 @@ class RunStep(Work, frozen=True):
     t: int = 0
     copies: tuple[HostFragment, ...] = ()
     data: FromShard | None = None
+    count: int = 1
+
+    @property
+    def last(self) -> int:
+        """The number of the last of its steps."""
+        return self.step + self.count - 1
 
     @property
     def makes(self) -> tuple[str, ...]:

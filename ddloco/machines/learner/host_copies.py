@@ -90,7 +90,7 @@ class HostCopies(Struct, forbid_unknown_fields=True):
         return [self.waiting.pop(p) for p in ready]
 
     def between_steps(
-        self, step: int, linked: Mapping[str, bool], plan: FragmentPlan
+        self, step: int, linked: Mapping[str, bool], plan: FragmentPlan, count: int = 1
     ) -> tuple[HostFragment, ...]:
         """Return the copies to be made after ``step`` finished steps, before the next begins.
 
@@ -98,13 +98,14 @@ class HostCopies(Struct, forbid_unknown_fields=True):
             step: the last finished step; 0 before the first.
             linked: for each syncer, whether it is linked. Others cannot pull.
             plan: the plan that says which fragment is due at which global step.
+            count: the steps until copies can be made again.
         """
         wanted: set[int] = set()
         if step:
             wanted.update(self.waiting)
             for syncer, launches in self.launches.items():
                 if linked.get(syncer):
-                    wanted.update(self._next_of(syncer, launches, step, plan))
+                    wanted.update(self._next_of(syncer, launches, step, plan, count))
         self.handles = {p: f"host/{step}/{p}" for p in sorted(wanted)}
         return tuple(HostFragment(p, handle) for p, handle in self.handles.items())
 
@@ -114,16 +115,16 @@ class HostCopies(Struct, forbid_unknown_fields=True):
         return handles
 
     def _next_of(
-        self, syncer: str, launches: SeenLaunches, step: int, plan: FragmentPlan
+        self, syncer: str, launches: SeenLaunches, step: int, plan: FragmentPlan, count: int
     ) -> Iterable[int]:
-        """The fragments that a syncer may pull during the step after ``step``.
+        """The fragments that a syncer may pull during the ``count`` steps after ``step``.
 
         A syncer that is slower than its pace so far is expected at the next due fragment, not
         beyond it.
         """
         first, p = self._next_due(syncer, launches.t, plan)
         now = min(launches.t + launches.launched_after(step - launches.step), first)
-        last = now + min(launches.launched_after(1), plan.interval)
+        last = now + min(launches.launched_after(count), plan.interval)
         t = first
         while t <= last:
             yield p

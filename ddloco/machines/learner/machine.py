@@ -18,6 +18,7 @@ from ddloco.job.config import Job
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import (
+    TOGETHER_MAX,
     Contribution,
     DataShards,
     GlobalFragment,
@@ -104,15 +105,16 @@ class Answer(Struct, forbid_unknown_fields=True):
 
 
 class Running(Struct, forbid_unknown_fields=True):
-    """The step that is running: its work number, its start in seconds, and its overwrites; by
-    fragment, the contributions from which they carry over steps; and the handle of the copy of all
-    parameters after it, if there is one."""
+    """The steps that are running, ``count`` of them: their work number, their start in seconds, and
+    their overwrites; by fragment, the contributions from which they carry over steps; and the
+    handle of the copy of all parameters after them, if there is one."""
 
     work: int
     since: float
     overwrites: tuple[Overwrite, ...] = ()
     carries: dict[int, Contributed] = {}
     out: str = ""
+    count: int = 1
 
 
 class Learner(OwnMachine):
@@ -155,6 +157,7 @@ class Learner(OwnMachine):
         lending: the state that it gives to others.
         tells: it reports what its last step brought, and tells its worker the global step.
         brought: what its last step brought, if it tells.
+        together: how many steps the worker was asked for at once, the last time.
     """
 
     job: Job
@@ -191,6 +194,7 @@ class Learner(OwnMachine):
     lending: StateDonor = field(default_factory=StateDonor)
     tells: bool = False
     brought: LastStep | None = None
+    together: int = 1
 
     @property
     def lead(self) -> str:
@@ -517,12 +521,13 @@ class Learner(OwnMachine):
             self.spent = TimeSpent(parameters=at - self.joined_at)
         lent = self.lending.between_steps(self.step, tuple(self.versions), self.work)
         work = self.work.next()
-        step = self.step + 1
+        step, count = self.step + 1, self._count()
         copies, to_copy = self.copies, ()
         if copies is not None and self.plan is not None:
-            to_copy = copies.between_steps(self.step, self.linked, self.plan)
-        out = f"host/{step}" if self._copies_all(overwrites) else ""
-        self.running = Running(work, at, overwrites, carries, out)
+            to_copy = copies.between_steps(self.step, self.linked, self.plan, count)
+        out = f"host/{self.step + count}" if self._copies_all(overwrites) else ""
+        self.running = Running(work, at, overwrites, carries, out, count)
+        self.together = count
         kept = [Keep(handle) for handle in (out, *(each.handle for each in to_copy)) if handle]
         data = self.data.take_turn() if self._shares_data else None
         skip, cursor = 0, b""
@@ -531,8 +536,21 @@ class Learner(OwnMachine):
         elif data is None and step == 1:
             skip, cursor = self.recovery.batches or 0, self.recovery.cursor
         t = max((*self.versions, *(each.version for each in overwrites))) if self.tells else 0
-        run = RunStep(work, step, overwrites, out, skip, cursor, t, to_copy, data)
+        run = RunStep(work, step, overwrites, out, skip, cursor, t, to_copy, data, count)
         return [*lent, *kept, run, *self._answer_waiting()]
+
+    def _count(self) -> int:
+        """How many steps the worker is asked for at once: as many as fit ``worker.together_s``, at
+        most twice as many as the last time."""
+        job, step_s = self.job, self.step_s.value
+        if step_s is None or self.lockstep is not None or self._shares_data:
+            return 1
+        most = min(2 * self.together, job.sync.interval, TOGETHER_MAX)
+        every = job.worker.check_every
+        if every:  # The first of them is the one that is run twice.
+            most = min(most, every - (self.step + 1) % every)
+        fitting = job.worker.together_s / step_s if step_s else math.inf
+        return max(int(min(fitting, most)), 1)
 
     def _due_now(self) -> list[Overwrite]:
         """Take the versions that are installed before the next step."""
@@ -571,29 +589,32 @@ class Learner(OwnMachine):
     def _step_finished(self, at: float, event: StepFinished) -> list[Effect]:
         running, self.running = self.running, None
         assert running is not None, "a step finished that was not running"
-        assert (event.work, event.step) == (running.work, self.step + 1), "steps are in order"
+        before, count = self.step, running.count
+        assert (event.work, event.step) == (running.work, before + count), "steps are in order"
         effects: list[Effect] = []
         self.step, self.cursor = event.step, event.cursor
         if self._shares_data:
             self.data.drew(event.cursor)
         took_s = at - running.since
         apart = event.data_s, event.compiling_s
-        spent = of_step(event.step, took_s, *apart, self.step_s.value)
-        self.spent += spent
+        usual_s = self.step_s.value
+        usual_s = count * usual_s if usual_s is not None else None
+        self.spent += of_step(event.step, took_s, *apart, usual_s)
         if event.step > 1:  # The first step includes compilation.
-            self.step_s.add(took_s)
+            self.step_s.add(took_s / count)
         for overwrite in running.overwrites:
             p = overwrite.fragment
             self.versions[p] = overwrite.version
             since = running.carries.get(p)
-            self.step_at[p], self.tokens_at[p] = event.step - 1, self.tokens
+            self.step_at[p], self.tokens_at[p] = before, self.tokens
             if since is not None:
                 self.step_at[p], self.tokens_at[p] = since.step, since.tokens
                 effects.append(Drop(since.handle))
             effects += self.late.outdated(overwrite)
             installed, settings = overwrite.version, self.job.compress
             effects += self.compression.install(p, installed, overwrite.handle, settings)
-        self.tokens += event.tokens
+        tokens = sum(each.tokens for _, each in event.steps())
+        self.tokens += tokens
         self.corrupt += bool(event.corrupt)
         if self.tells:
             self.brought = LastStep(event.loss, event.metrics)
@@ -605,10 +626,12 @@ class Learner(OwnMachine):
         effects += self._go_on(at)
         if self.stopping is None:
             effects += self._report()
-        observed = {"step": event.step, "loss": event.loss, "tokens": event.tokens}
+        observed = {"step": event.step, "loss": event.loss, "tokens": tokens}
+        if count > 1:
+            observed["together"] = count
         if event.corrupt:
-            effects.append(Observe("silent corruption", {"step": event.step, "in": event.corrupt}))
-        step_s = round(took_s, 6)
+            effects.append(Observe("silent corruption", {"step": before + 1, "in": event.corrupt}))
+        step_s = round(took_s / count, 6)
         metrics = {"metrics": event.metrics} if event.metrics else {}
         return [*effects, Observe("step", {**observed, "step_s": step_s, **metrics})]
 
@@ -646,6 +669,7 @@ class Learner(OwnMachine):
             drawing=self.data.drawing(),
             returned=self.data.given_back(),
             corrupt=self.corrupt,
+            together=self.together,
             position=max(self.lockstep.position, 0) if self.lockstep is not None else 0,
         )
 
@@ -732,7 +756,7 @@ class Learner(OwnMachine):
         running = self.running
         new = {each.fragment: each.version for each in running.overwrites} if running else {}
         held = (new.get(fragment, version) for fragment, version in enumerate(self.versions))
-        return self.step + (running is not None), tuple(held)
+        return self.step + (running.count if running else 0), tuple(held)
 
     # Stopping.
 

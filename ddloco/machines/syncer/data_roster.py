@@ -250,9 +250,9 @@ class DataRoster(Struct, forbid_unknown_fields=True):
         """How long a learner may be silent, in seconds, before it is gone."""
         if member is None:
             return self.gone_s
-        if not member.step_s:
+        if not member.report_s:
             return FIRST_STEP * self.gone_s
-        return max(self.gone_s, STEPS * member.step_s)
+        return max(self.gone_s, STEPS * member.report_s)
 
     def settle(self, members: Iterable[Member]) -> list[Effect]:
         """Move shards if that is needed, and tell the learners that it concerns."""

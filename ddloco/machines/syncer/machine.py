@@ -547,8 +547,11 @@ class Syncer(OwnMachine):
             case Stop(t, reason) if event.peer == self._here.lead and self.shutdown is None:
                 shutdown = JobShutdown("done", reason, t, self._trained.rounds.merges, 0)
                 self.shutdown = shutdown
-                step_s = self._trained.rounds.pacing.step_s
-                return [*self._trained.rounds.end(), *shutdown.follow(at, step_s, self._here.lead)]
+                report_s = self._trained.rounds.pacing.report_s
+                return [
+                    *self._trained.rounds.end(),
+                    *shutdown.follow(at, report_s, self._here.lead),
+                ]
             case _:
                 return []
 
@@ -565,8 +568,8 @@ class Syncer(OwnMachine):
         membership.data.report(at, member, progress)
         pacing = rounds.pacing
         # Step times are observed at every launch; the first grace window needs one before that.
-        if pacing.step_s is None and progress.step_s:
-            pacing.observe_steps(membership.step_times())
+        if pacing.report_s is None and progress.step_s:
+            pacing.observe_reports(membership.report_times())
         if self.shutdown is not None:
             return []
         lacking = progress.versions != rounds.globals.versions
@@ -609,7 +612,7 @@ class Syncer(OwnMachine):
             released = shards.release(shutdown.t, shutdown.reason) if over else []
             if released:
                 shutdown.patient = True  # Wait again, for the shards to hang up.
-                released += shutdown.follow(at, self._trained.rounds.pacing.step_s)
+                released += shutdown.follow(at, self._trained.rounds.pacing.report_s)
             relays = self._trained.rounds.sites.relays
             return [*released, *shutdown.leave(len(self.members) + len(relays) + shards.away())]
         training, place = self.training, self.place
@@ -685,14 +688,14 @@ class Syncer(OwnMachine):
         shutdown = self.shutdown = JobShutdown(status, reason, t, merges, evaluating)
         shutdown.lingers = self._trained.late and status == "done"
         effects = rounds.end()
-        peers, step_s = [*self.members, *rounds.sites.relays], rounds.pacing.step_s
+        peers, report_s = [*self.members, *rounds.sites.relays], rounds.pacing.report_s
         if known:
-            return [*effects, *shutdown.again(at, peers, step_s)]
+            return [*effects, *shutdown.again(at, peers, report_s)]
         if not shards.complete:
             lost = f"the model is not whole: {', '.join(shards.missing())} did not come back"
-            return [*effects, *shutdown.without(at, peers, lost, step_s)]
+            return [*effects, *shutdown.without(at, peers, lost, report_s)]
         whole = shards.whole(self._trained.rounds.globals.thetas())
-        return [*effects, *shutdown.begin(at, peers, whole, saving, step_s)]
+        return [*effects, *shutdown.begin(at, peers, whole, saving, report_s)]
 
     def _left_out(self) -> str:
         """Return which fragments were never merged, or not for half of the job; empty if none.
@@ -738,7 +741,7 @@ class Syncer(OwnMachine):
             return effects
         rounds = self._trained.rounds
         self.shutdown = JobShutdown(*self.stopping, rounds.schedule.t, rounds.merges, 0)
-        return [*effects, *self.shutdown.follow(at, rounds.pacing.step_s, self._here.lead)]
+        return [*effects, *self.shutdown.follow(at, rounds.pacing.report_s, self._here.lead)]
 
     def _closed(self) -> list[Effect]:
         """Return the final fragments and the report of this shard, for the lead."""

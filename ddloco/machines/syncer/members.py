@@ -39,9 +39,11 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
         joined_at: the time at which this link was established, in seconds.
         answer_s: seconds from a pull to the arrival of its answer, the median of the newest.
         progress: its newest report, None before the first.
-        fresh: it has reported a finished step since the last sync was launched (paper 3.3 b).
+        fresh: it has reported a finished step since the last sync was launched (paper 3.3 b), or
+            several together, more than were launched since.
         ahead: the steps that it has done since then, less one if it had reported one step less
-            than the schedule at the launch: learners of one speed finish their steps in turns.
+            than the schedule at the launch: learners of one speed finish their steps in turns. Of
+            steps that it takes together, those that were left then count, too.
         unanswered: it left a pull unanswered until the deadline and has sent nothing since.
         spoken: the number of its reports and contributions over this link.
         strikes: the number of consecutive contributions that the merge has rejected.
@@ -68,9 +70,10 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
     fastest_s: float = math.inf
 
     @property
-    def step_s(self) -> float:
-        """Its reported step time in seconds; 0 while that is unknown."""
-        return self.progress.step_s if self.progress is not None else 0.0
+    def report_s(self) -> float:
+        """The expected seconds from one of its reports to the next: those of a step, or of the
+        steps that it takes together; 0 while that is unknown."""
+        return self.progress.report_s if self.progress is not None else 0.0
 
     @property
     def position(self) -> int:
@@ -88,7 +91,7 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
     @property
     def due_at(self) -> float:
         """The expected time of its next report, in seconds; its last one if its pace is unknown."""
-        return self.heard_at + self.step_s
+        return self.heard_at + self.report_s
 
     @property
     def stepped(self) -> int:
@@ -105,8 +108,8 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
         if not len(progress.versions) == len(progress.steps) == len(progress.tokens) == fragments:
             lengths = sorted({len(progress.versions), len(progress.steps), len(progress.tokens)})
             return f"report of {lengths} fragments, the plan has {fragments}"
-        if not progress.step_s <= STEP_S_MAX:
-            return f"report of steps of {progress.step_s} s, at most {STEP_S_MAX:g}"
+        if not progress.report_s <= STEP_S_MAX:
+            return f"report of steps of {progress.report_s} s, at most {STEP_S_MAX:g}"
         if self.progress is None:
             self.first_step = progress.step
         before = self.progress.step if self.progress is not None else 0
@@ -123,8 +126,9 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
 
     def launched(self, steps: int) -> None:
         """Note the launch of a sync ``steps`` global steps after the one before."""
-        self.fresh = False
-        self.ahead = max(min(self.ahead - steps, 0), -1)
+        surplus = self.progress.together - 1 if self.progress is not None else 0
+        self.ahead = max(min(self.ahead - steps, surplus), -1)
+        self.fresh = self.fresh and self.ahead > 0
 
     def holds(self, fragment: int) -> int:
         """The version of a fragment that it last reported; -1 before the first report."""
@@ -137,7 +141,7 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
         if self.sent[fragment] < version:
             return True
         quiet_s = at - max(self.sent_at[fragment], self.moved_at)
-        return quiet_s > RESEND_S_MIN and quiet_s > RESEND_STEPS * self.step_s
+        return quiet_s > RESEND_S_MIN and quiet_s > RESEND_STEPS * self.report_s
 
     def tell(self, at: float, fragment: int, version: int) -> None:
         """Note that ``version`` is sent, with the time and the learner's step at its first send."""

@@ -78,11 +78,11 @@ class Membership(Struct, forbid_unknown_fields=True):
         return problem
 
     def launched(self, steps: int) -> None:
-        """Note the launch of a sync ``steps`` global steps after the one before: no member has
-        finished a step since then."""
+        """Note the launch of a sync ``steps`` global steps after the one before: only who takes
+        several steps together may have one left that counts."""
         for member in self.members.values():
             member.launched(steps)
-        self.stale = dict.fromkeys(self.members)
+        self.stale = {peer: None for peer, member in self.members.items() if not member.fresh}
 
     def join(self, at: float, peer: str, incarnation: str) -> tuple[Member | None, list[Effect]]:
         """Add a member for a new link.
@@ -311,16 +311,16 @@ class Membership(Struct, forbid_unknown_fields=True):
     def worth_waiting(self, member: Member, at: float, until: float) -> bool:
         """Whether a member is expected to finish a step by ``until``, and is not overdue by more
         than a step of its own already."""
-        overdue = member.step_s and at > member.due_at + member.step_s
+        overdue = member.report_s and at > member.due_at + member.report_s
         return member.due_at <= until and not overdue and not self.silent(at, member)
 
     def silent(self, at: float, member: Member) -> bool:
         """Whether a member has sent no report for longer than its own pace explains."""
-        step_s, quiet_s = member.step_s, at - member.heard_at
-        if not step_s:
+        report_s, quiet_s = member.report_s, at - member.heard_at
+        if not report_s:
             return quiet_s > SILENCE_S_UNKNOWN
-        return quiet_s > SILENCE_S_MIN and quiet_s > SILENCE_STEPS * step_s
+        return quiet_s > SILENCE_S_MIN and quiet_s > SILENCE_STEPS * report_s
 
-    def step_times(self) -> list[float]:
-        """Return the members' step times in seconds; 0 where it is still unknown."""
-        return [each.step_s for each in self.members.values() if each.progress is not None]
+    def report_times(self) -> list[float]:
+        """Return the seconds between two reports of each member; 0 where it is still unknown."""
+        return [each.report_s for each in self.members.values() if each.progress is not None]

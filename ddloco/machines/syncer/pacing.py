@@ -10,9 +10,10 @@ A sync of global step t may be launched when three things hold:
 * grace: after the quorum, a window for the other learners, which the overlap hides; it ends early
   when no learner is missing.
 
-Time only decides who is worth waiting for. ``step_s`` is the lower median of the learners' step
-times, so that one learner that is ten times slower does not extend the window. A learner that has
-not reported for ``LIVE_STEPS`` such steps is not counted for the median of the floor.
+Time only decides who is worth waiting for. ``report_s`` is the lower median of the times between
+two reports of a learner, that is of its steps, or of those that it takes together, so that one
+learner that is ten times slower does not extend the window. A learner that has not reported for
+``LIVE_STEPS`` of them is not counted for the median of the floor.
 """
 
 import math
@@ -66,7 +67,7 @@ class NextSync(Struct, forbid_unknown_fields=True):
 class Pacing(Struct, forbid_unknown_fields=True):
     """The estimates, in seconds, from which launch times and deadlines are computed."""
 
-    step_s: float | None = None
+    report_s: float | None = None
     quorum_s: Recent = field(default_factory=Recent)
     sync_s: Recent = field(default_factory=Recent)
     launched_t: int = 0
@@ -75,10 +76,10 @@ class Pacing(Struct, forbid_unknown_fields=True):
     vain: int = 0
     """Syncs in a row that ended without any answer."""
 
-    def observe_steps(self, step_times: Sequence[float]) -> None:
-        """Take the live learners' step times in seconds; 0 means unknown and is left out."""
-        known = sorted(seconds for seconds in step_times if seconds > 0)
-        self.step_s = known[(len(known) - 1) // 2] if known else None
+    def observe_reports(self, known_s: Sequence[float]) -> None:
+        """Take the seconds between two reports of each live learner, without unknown ones, 0."""
+        known = sorted(seconds for seconds in known_s if seconds > 0)
+        self.report_s = known[(len(known) - 1) // 2] if known else None
 
     def await_sync(self, at: float, t: int, fragment: int) -> NextSync:
         """Start to wait for the sync of ``t``; the first and a repeated one have no floor."""
@@ -95,20 +96,20 @@ class Pacing(Struct, forbid_unknown_fields=True):
     def live(self, at: float, members: Collection[Member]) -> int:
         """How many members train: their pace is known, and they have reported in the last
         ``LIVE_STEPS`` median steps."""
-        oldest = at - LIVE_STEPS * (self.step_s or math.inf)
-        return sum(each.step_s > 0 and each.heard_at >= oldest for each in members)
+        oldest = at - LIVE_STEPS * (self.report_s or math.inf)
+        return sum(each.report_s > 0 and each.heard_at >= oldest for each in members)
 
     def is_live(self, at: float, member: Member) -> bool:
         """Whether a member has reported in the last ``LIVE_STEPS`` steps, its own or the median's,
         whichever are longer."""
-        step_s = max(self.step_s or math.inf, member.step_s)
-        return member.heard_at >= at - LIVE_STEPS * step_s
+        report_s = max(self.report_s or math.inf, member.report_s)
+        return member.heard_at >= at - LIVE_STEPS * report_s
 
     def looks(self, at: float) -> bool:
         """Whether to look at all learners now; then not again for ``1 / LOOKS_PER_STEP`` steps."""
         if at < self.look_at:
             return False
-        self.look_at = at + (self.step_s or 0.0) / LOOKS_PER_STEP
+        self.look_at = at + (self.report_s or 0.0) / LOOKS_PER_STEP
         return True
 
     def wait_until(
@@ -138,7 +139,7 @@ class Pacing(Struct, forbid_unknown_fields=True):
         if waiting.quorum_at is None:
             waiting.quorum_at = at
             waiting.grace_s = grace_window(
-                step_s=self.step_s,
+                step_s=self.report_s,
                 quorum_s=self.quorum_s.value or 0.0,
                 sync_s=self.sync_s.value,
                 overlap=sync.overlap,
@@ -168,6 +169,6 @@ class Pacing(Struct, forbid_unknown_fields=True):
         """Return the seconds that learners have to answer a pull; see ``PULL_S_MAX``."""
         known = sorted(answers_s)
         usual_s = PULL_S_UNKNOWN
-        if known and self.step_s is not None:
-            usual_s = max(4 * known[(len(known) - 1) // 2] + self.step_s, PULL_S_MIN)
+        if known and self.report_s is not None:
+            usual_s = max(4 * known[(len(known) - 1) // 2] + self.report_s, PULL_S_MIN)
         return min(usual_s * 2 ** min(self.vain, VAIN_DOUBLINGS_MAX), PULL_S_MAX)

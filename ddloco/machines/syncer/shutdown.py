@@ -51,38 +51,38 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         peers: Sequence[str],
         fragments: tuple[str, ...],
         saving: int,
-        step_s: float | None,
+        report_s: float | None,
     ) -> list[Effect]:
         """Begin the shutdown once no sync is in flight: stop the learners, evaluate, save."""
         return [
             *(self.stop(peer) for peer in peers),
             Evaluate(self.evaluating, fragments),
             SaveModel(saving, fragments),
-            SetTimer(ShutdownDeadline(), at + self._patience(step_s)),
+            SetTimer(ShutdownDeadline(), at + self._patience(report_s)),
         ]
 
-    def _patience(self, step_s: float | None) -> float:
-        patience = min(SHUTDOWN_STEPS * (step_s or SHUTDOWN_S_MAX), SHUTDOWN_S_MAX)
+    def _patience(self, report_s: float | None) -> float:
+        patience = min(SHUTDOWN_STEPS * (report_s or SHUTDOWN_S_MAX), SHUTDOWN_S_MAX)
         return max(patience, LATE_S if self.lingers else SHUTDOWN_S_MIN)
 
-    def follow(self, at: float, step_s: float | None, lead: str = "") -> list[Effect]:
+    def follow(self, at: float, report_s: float | None, lead: str = "") -> list[Effect]:
         """Wait for the peers to hang up; ``lead``, another shard, evaluates and saves the model."""
         self.lead = lead
         self.evaluated = self.saved = True
-        return [SetTimer(ShutdownDeadline(), at + self._patience(step_s))]
+        return [SetTimer(ShutdownDeadline(), at + self._patience(report_s))]
 
-    def again(self, at: float, peers: Sequence[str], step_s: float | None) -> list[Effect]:
+    def again(self, at: float, peers: Sequence[str], report_s: float | None) -> list[Effect]:
         """Begin the shutdown of a job that was done before: its model is saved already."""
         stops = [self.stop(peer) for peer in peers]
-        return [Observe("done before", {"t": self.t}), *stops, *self.follow(at, step_s)]
+        return [Observe("done before", {"t": self.t}), *stops, *self.follow(at, report_s)]
 
     def without(
-        self, at: float, peers: Sequence[str], reason: str, step_s: float | None
+        self, at: float, peers: Sequence[str], reason: str, report_s: float | None
     ) -> list[Effect]:
         """Begin the shutdown as failed, because the model is incomplete: do not save it."""
         self.status, self.reason = "failed", reason
         stops = [self.stop(peer) for peer in peers]
-        return [Observe("not saved", {"reason": reason}), *stops, *self.follow(at, step_s)]
+        return [Observe("not saved", {"reason": reason}), *stops, *self.follow(at, report_s)]
 
     def stop(self, peer: str) -> Send[Stop]:
         """Tell a learner that the job has ended."""

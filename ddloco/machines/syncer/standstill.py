@@ -76,7 +76,7 @@ class Standstill(Struct, forbid_unknown_fields=True):
     def _patience_s(self, rounds: Rounds) -> float:
         pacing = rounds.pacing
         pulls_s = [sync.deadline - sync.launched_at for sync in rounds.syncs.values()]
-        steps_s = STANDSTILL_STEPS * (pacing.step_s or 0.0)
+        steps_s = STANDSTILL_STEPS * (pacing.report_s or 0.0)
         return max(STANDSTILL_S, steps_s, STANDSTILL_PULLS * max(pulls_s, default=0.0))
 
 

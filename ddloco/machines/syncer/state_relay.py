@@ -138,7 +138,7 @@ class StateRelay(Struct, forbid_unknown_fields=True):
         return min(held) >= 0 and all(held[p] >= parts.oldest(p) for p in parts.owned)
 
     def _patience(self, at: float, handover: Handover, donor: Member) -> Effect:
-        handover.until = at + max(PATIENCE_S_MIN, PATIENCE_STEPS * donor.step_s)
+        handover.until = at + max(PATIENCE_S_MIN, PATIENCE_STEPS * donor.report_s)
         return SetTimer(DonorDeadline(handover.peer), handover.until)
 
     def moving(self, at: float, peer: str, membership: Membership) -> list[Effect]:

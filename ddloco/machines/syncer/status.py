@@ -131,7 +131,7 @@ def member_status(
     return MemberStatus(
         learner=each.incarnation,
         step=progress.step if progress is not None else 0,
-        step_s=each.step_s,
+        step_s=progress.step_s if progress is not None else 0.0,
         heard_s=at - each.heard_at,
         silent=membership.silent(at, each),
         fresh=each.fresh,

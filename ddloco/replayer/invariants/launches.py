@@ -68,15 +68,17 @@ class Launches(InvariantCheck[Stage, Incarnation]):
         self._steps: dict[str, int] = {}
         self._heard: dict[str, float] = {}
         self._fresh: set[str] = set()
-        self._step_s: dict[str, float] = {}
+        self._report_s: dict[str, float] = {}
+        self._together: dict[str, int] = {}
         self._counted: dict[str, bool] = {}
         """Whether a learner has reported over its link: steps are counted from then on."""
         self._last = 0
         self._since: dict[str, int] = {}
-        """The steps that each learner has reported since the last launch."""
+        """The steps that each learner has reported since the last launch, with those left then
+        that it had taken together."""
         self._median_done = 0
         self._fastest_s = 0.0
-        """The shortest known step of a learner since the last launch."""
+        """The shortest known time between two reports of a learner since the last launch."""
         self._graced: tuple[int, float] | None = None
         self._reports: dict[str, Progress] = {}
         self._bases: dict[tuple[str, int], int] = {}
@@ -159,16 +161,17 @@ class Launches(InvariantCheck[Stage, Incarnation]):
             self._since[peer] += new
             self._steps[peer] = progress.step
         self._counted[peer] = True
-        self._step_s[peer] = progress.step_s
-        if progress.step_s:
-            self._fastest_s = min(self._fastest_s, progress.step_s)
+        self._report_s[peer] = progress.report_s
+        self._together[peer] = progress.together
+        if progress.report_s:
+            self._fastest_s = min(self._fastest_s, progress.report_s)
         self._median_done = max(self._median_done, self._now_done(at))
 
     def _now_done(self, at: float) -> int:
         """The steps since the last launch that half of the live learners, or more, have done; they
-        were heard of in the last ``LIVE_STEPS`` steps of the fastest."""
+        were heard of in the last ``LIVE_STEPS`` reports of the fastest."""
         recent = at - LIVE_STEPS * self._fastest_s
-        known = [heard for name, heard in self._heard.items() if self._step_s[name] > 0]
+        known = [heard for name, heard in self._heard.items() if self._report_s[name] > 0]
         live = sum(heard >= recent for heard in known)
         done = sorted((self._since[name] for name in self._heard), reverse=True)
         return done[max(live - 1, 0) // 2] if done else 0
@@ -180,7 +183,7 @@ class Launches(InvariantCheck[Stage, Incarnation]):
                 for each in [each for each in self._heard if actor_of(each) == actor_of(name)]:
                     del self._heard[each]
                     self._reports.pop(each, None)
-                self._steps[name], self._heard[name], self._step_s[name] = 0, at, 0.0
+                self._steps[name], self._heard[name], self._report_s[name] = 0, at, 0.0
                 self._since[name], self._counted[name] = 0, False
                 self._fresh.discard(name)
             case Observe("lost", fields):
@@ -210,10 +213,14 @@ class Launches(InvariantCheck[Stage, Incarnation]):
         many = len(self._under_way)
         most = max(sync.overlap, 1)
         self.hold(many <= most, "overlap", f"{many} under way, {most} at most")
+        steps = max(t - self._last, 0) if self._last else 0
         self._last = max(t, self._last)
-        self._since = dict.fromkeys(self._since, 0)
-        self._median_done, self._fastest_s = 0, self._known_s()
-        self._fresh.clear()
+        for name, since in self._since.items():
+            left = min(since - steps, self._together.get(name, 1) - 1)
+            self._since[name] = max(left, 0)
+        self._fastest_s = self._known_s()
+        self._median_done = self._now_done(at)
+        self._fresh = {name for name in self._fresh if self._since.get(name)}
 
     def _launched_in_round(self, stage: Stage, t: int, peers: Sequence[str]) -> None:
         """With ``sync.blocking`` a round is for the learners that have come to its global step."""
@@ -249,8 +256,9 @@ class Launches(InvariantCheck[Stage, Incarnation]):
             missing = {
                 each
                 for each, heard in self._heard.items()
-                if heard + self._step_s[each] <= due_by
-                and at - heard < min(2 * self._step_s[each] or math.inf, SILENCE_S_MIN) - ROUNDING_S
+                if heard + self._report_s[each] <= due_by
+                and at - heard
+                < min(2 * self._report_s[each] or math.inf, SILENCE_S_MIN) - ROUNDING_S
             }
             early = sorted(missing - self._fresh)
             self.hold(
@@ -269,8 +277,8 @@ class Launches(InvariantCheck[Stage, Incarnation]):
         }
 
     def _known_s(self) -> float:
-        """The shortest known step of any linked learner; 0 if none is known."""
-        return min((s for name in self._heard if (s := self._step_s[name])), default=0.0)
+        """The shortest known time between two reports of any linked learner; 0 if none is known."""
+        return min((s for name in self._heard if (s := self._report_s[name])), default=0.0)
 
     def _waits(self, stage: Stage, role: Incarnation, event: Event) -> None:
         """Check that a sync with a quorum is launched when its floor and grace window are over."""
@@ -282,8 +290,8 @@ class Launches(InvariantCheck[Stage, Incarnation]):
             return
         self._graced = waiting.t, waiting.quorum_at + waiting.grace_s
         if waiting.quorum_at == at:
-            sync, step_s = stage.job.sync, machine.rounds.pacing.step_s or 0.0
-            most = min(sync.grace * sync.overlap, sync.grace_steps_max) * step_s
+            sync, report_s = stage.job.sync, machine.rounds.pacing.report_s or 0.0
+            most = min(sync.grace * sync.overlap, sync.grace_steps_max) * report_s
             within = waiting.grace_s <= most + ROUNDING_S
             self.hold(
                 within, GRACE, f"sync {waiting.t}: a window of {waiting.grace_s}, {most} at most"

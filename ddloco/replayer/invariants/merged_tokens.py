@@ -79,7 +79,7 @@ class MergedTokens(InvariantCheck[Stage, Incarnation]):
         # Exact types are compared because a simulated world passes every event and effect here.
         if type(event) is StepFinished:
             trained = self._trained.setdefault(role.incarnation, TrainedTokens())
-            trained.tokens[event.step] = event.tokens
+            trained.tokens.update((step, each.tokens) for step, each in event.steps())
         elif type(event) is MessageArrived:
             self._message(event)
         elif type(event) is FragmentMerged:

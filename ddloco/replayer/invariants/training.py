@@ -291,8 +291,9 @@ class Learning(InvariantCheck[Stage, Incarnation]):
                 self._instead.add((name, event.body.fragment, event.body.version))
                 trained.position = 0  # It starts over from its newest version.
         elif isinstance(event, StepFinished):
-            steps.append(stage.now)
-            trained.finish(event.tokens)
+            for _, each in event.steps():
+                steps.append(stage.now)
+                trained.finish(each.tokens)
             goes_on = any(isinstance(effect, RunStep | Finish) for effect in effects)
             goes_on = goes_on or stage.job.sync.blocking
             self.hold(goes_on, "inner-steps-never-block", f"{name} waits after step {event.step}")

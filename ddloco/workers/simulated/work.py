@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 from numpy.typing import NDArray
 
 from ddloco.job.config import Job, Outer
@@ -39,6 +39,7 @@ from ddloco.job.protocol.work import (
     MakeParameters,
     MergeFragment,
     ModelSaved,
+    OneStep,
     Overwrite,
     ParametersMade,
     PieceEncoded,
@@ -241,19 +242,19 @@ class SimulatedWork(Doer):
         for each in work.overwrites:
             self._overwrite(each, work.step - 1, contents)
         device = self._device
-        self._device = [(version, steps + 1) for version, steps in device]
-        batch = self._draw(work).to_bytes(16, "little")
-        loss = 1.0 / work.step
-        if self._arithmetic:
-            loss = self._descend(work.step)
+        self._device = [(version, steps + work.count) for version, steps in device]
+        *before, last = (self._step(work, step) for step in range(work.step, work.last + 1))
         if work.out:
             copy = self._params.copy() if self._arithmetic else None
-            contents[work.out] = Content((*self._device, work.step), copy)
+            contents[work.out] = Content((*self._device, work.last), copy)
         self.capture.stepped(self._state())
-        tensors = self._tensors()
-        return StepFinished(
-            work.work, work.step, loss, TOKENS, batch, cursor=batch, tensors=tensors
-        )
+        told = {"cursor": last.batch, "tensors": self._tensors(), "before": tuple(before)}
+        return StepFinished(work.work, work.last, *astuple(last), **told)
+
+    def _step(self, work: RunStep, step: int) -> OneStep:
+        batch = self._draw(work, first=step == work.step).to_bytes(16, "little")
+        loss = self._descend(step) if self._arithmetic else 1.0 / step
+        return OneStep(loss, TOKENS, batch)
 
     def _overwrite(self, newer: Overwrite, step: int, contents: Contents) -> None:
         """Install a version after ``step``, with what stays of the steps since the contribution."""
@@ -274,11 +275,11 @@ class SimulatedWork(Doer):
             array = mixing * own + (np.float32(1) - mixing) * array
         self._params[part] = array
 
-    def _draw(self, work: RunStep) -> int:
+    def _draw(self, work: RunStep, *, first: bool) -> int:
         """The number of a step's batch, which contains that of its data shard, if the job has
         ``job.shards``; see ``shard_and_number``."""
         if work.data is None:
-            self._batch += work.skip + 1
+            self._batch += work.skip * first + 1
             return self._batch
         shard, held = work.data.held[0], work.data.held
         if work.data.opens:

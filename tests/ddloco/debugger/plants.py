@@ -84,8 +84,8 @@ class Plant:
     def _pace(self, monkeypatch):
         step = Pace.step
 
-        def planted(pace, now, slow):
-            took_s = step(pace, now, slow)
+        def planted(pace, now, slow, count):
+            took_s = step(pace, now, slow, count)
             if not self._now():
                 return took_s
             self.where = (now,)

@@ -125,7 +125,7 @@ def test_a_step_that_ran_where_a_tape_begins_began_before_it(run, tmp_path, monk
     """As long as in the whole run; nothing has a time before 0. Without the snapshot it is drawn
     from the tape's beginning."""
     learner = run.learners[0]
-    steps = [record.n for record, _ in run.steps_of(learner)]
+    steps = [record.n for record, *_ in run.steps_of(learner)]
     folder = tmp_path / "cut"
     begun = cut(run, folder, learner, steps[8] + 1)
 

@@ -112,12 +112,12 @@ def test_every_loss_is_there(run, data):
     for learner, found in steps.items():
         recorded = list(run.steps_of(learner))
         assert found.size == 1
-        assert list(accumulate(found.n)) == [record.n for record, _ in recorded]
-        assert list(accumulate(found.step)) == [event.step for _, event in recorded]
-        assert found.loss == pytest.approx([event.loss for _, event in recorded], rel=1e-5)
+        assert list(accumulate(found.n)) == [record.n for record, *_ in recorded]
+        assert list(accumulate(found.step)) == [step for _, step, _ in recorded]
+        assert found.loss == pytest.approx([event.loss for *_, event in recorded], rel=1e-5)
     for curve in shown.curves:
         own = [each for each in run.learners if actor_of(each) == curve.learner]
-        losses = [event.loss for who in own for _, event in run.steps_of(who)]
+        losses = [event.loss for who in own for *_, event in run.steps_of(who)]
         assert curve.loss == pytest.approx(losses, rel=1e-5)
 
 
@@ -204,9 +204,9 @@ def test_thinned_steps_are_there_in_finer_levels(run, monkeypatch, blocks, finer
             for each in part.steps.finer:
                 lasts = [*recorded[each.size - 1 :: each.size]]
                 lasts += [recorded[-1]] if len(recorded) % each.size else []
-                assert list(accumulate(each.n)) == [record.n for record, _ in lasts]
-                assert list(accumulate(each.step)) == [event.step for _, event in lasts]
-                losses = [event.loss for _, event in recorded]
+                assert list(accumulate(each.n)) == [record.n for record, *_ in lasts]
+                assert list(accumulate(each.step)) == [step for _, step, _ in lasts]
+                losses = [event.loss for *_, event in recorded]
                 groups = [losses[i : i + each.size] for i in range(0, len(losses), each.size)]
                 means = [sum(group) / len(group) for group in groups]
                 assert each.loss == pytest.approx(means, rel=1e-5)

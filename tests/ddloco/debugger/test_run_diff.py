@@ -193,3 +193,18 @@ def test_a_setting_explains_only_what_depends_on_it():
     assert _kind(step, recorded) == "arithmetic"
     assert _kind(step, recorded[1:]) == "code"
     assert _kind(step, []) == "arithmetic"
+
+
+def test_runs_whose_steps_were_asked_for_otherwise_are_compared_step_by_step(simulate, opened):
+    """Each step is an item, whether it was asked for by itself or with others."""
+    kept = ("learner={}", "chaos={}", "job.learners=1", "work.variance=0.0")
+    one = simulate(*kept, "sync.quorum=1")
+    other = simulate(*kept, "sync.quorum=1", "work.step_s=0.002")
+    single, several = AlignedRun(opened(one)), AlignedRun(opened(other))
+    batches = [[key for key in run.items if key.kind == "batch"] for run in (single, several)]
+    assert [key.number for key in batches[1]] == list(range(1, len(batches[1]) + 1))
+    shared = [key for key in batches[0] if key in several.items]
+    assert len(shared) > 100
+    assert all(single.items[key].content == several.items[key].content for key in shared)
+    updates = [key for key in several.items if key.kind == "update"]
+    assert 4 * len(updates) < 2 * len(batches[1])

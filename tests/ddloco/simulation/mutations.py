@@ -1082,8 +1082,8 @@ def a_learner_that_has_come_back_is_not_fresh(patch):
 def a_pace_depends_on_what_ran_before(patch):
     count = itertools.count()
 
-    def step(old, self, now, slow):
-        return old(self, now, slow) * (1.0 + next(count) / 1e6)
+    def step(old, self, now, slow, steps):
+        return old(self, now, slow, steps) * (1.0 + next(count) / 1e6)
 
     wrap(patch, Pace, "step", step)
 
@@ -1096,6 +1096,36 @@ def who_is_recorded_thinks_longer(patch):
         return old(self, node, work)
 
     wrap(patch, World, "_begin_work", begin)
+
+
+# Steps that are taken together.
+
+
+@bug("token-conservation", 12, 25, 38)
+def steps_that_are_taken_together_count_as_one(patch):
+    def finished(old, self, at, event):
+        return old(self, at, replace(event, before=()))
+
+    wrap(patch, Learner, "_step_finished", finished)
+
+
+@bug("quorum-or-grace", 12, 25, 38)
+def all_steps_that_are_left_at_a_launch_count_for_the_next(patch):
+    def launched(self, steps):
+        self.ahead = max(self.ahead - steps, -1)
+        self.fresh = self.fresh and self.ahead > 0
+
+    patch.setattr(Member, "launched", launched)
+
+
+@bug("token-conservation", 12, 25, 38)
+def a_worker_takes_only_the_first_of_several_steps(patch):
+    def run(old, self, work, contents):
+        done = old(self, replace(work, count=1), contents)
+        [(_, each)] = done.steps()
+        return replace(done, step=work.last, before=(each,) * (work.count - 1))
+
+    wrap(patch, SimulatedWork, "_run_step", run)
 
 
 # Relays.

@@ -12,7 +12,7 @@ import pytest
 from ddloco.job.config import Inner
 from ddloco.job.protocol.fragment_plan import make_plan
 from ddloco.job.protocol.state_layout import piece_slice, pieces_of
-from ddloco.job.protocol.work import FromShard
+from ddloco.job.protocol.work import FromShard, OneStep
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView, SharedMemory
 from ddloco.workers import rpc
 from ddloco.workers.first_step import SavedTree
@@ -501,6 +501,43 @@ def test_own_state_has_all_shards(arena):
     back.ask(rpc.Install((span_of(state),), own))
     for turn in ((0, 2), (2, 0), (0, 2)):
         assert mine.train(0, b"", FromShard(turn)) == back.train(0, b"", FromShard(turn))
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_steps_that_are_asked_for_together_are_the_same_steps(arena, check):
+    """Losses, tokens, batches, the place in the data and all numbers are those of single steps."""
+    one, other = Harness(arena, warmup=5), Harness(arena, warmup=5)
+    fresh = arena.allocate(one.plan.total_bytes)
+    fresh.data[:] = 0
+    found = []
+    for harness, counts in ((one, (1, 1, 1, 1, 1)), (other, (2, 3))):
+        harness.begin()
+        step, told = 1, []
+        for count in counts:
+            newer = (rpc.NewFragment(0, span_of(fresh)),) if step == 3 else ()
+            checked = check and step == 3
+            asked = rpc.Train(step, newer, None, 0, b"", step // 3, None, checked, count)
+            done = harness.ask(asked)
+            last = OneStep(done.loss, done.tokens, done.batch)
+            assert len(done.before) == count - 1
+            told += [*done.before, last]
+            step += count
+        state = harness.state()
+        found.append((told, done.cursor, done.tensors, state.data.tobytes()))
+    assert found[0] == found[1]
+    assert 5 == len({each.loss for each in told})
+
+
+def test_waits_for_all_batches_of_several_steps_are_counted(arena, monkeypatch):
+    """A stream that is slower than the steps makes the device wait before each of them."""
+    harness = Harness(arena)
+    harness.begin()
+    harness.train()
+    stream = harness.trainer._batches._batches
+    draw = stream.next
+    monkeypatch.setattr(stream, "next", lambda: (time.sleep(0.05), draw())[1])
+    waited_s = harness.ask(rpc.Train(2, (), None, 0, count=4)).data_s
+    assert 0.15 < waited_s < 0.35
 
 
 def test_a_syncers_worker_opens_no_stream(arena, monkeypatch):

@@ -27,6 +27,7 @@ from ddloco.job.protocol.work import (
     EncodeFragment,
     FragmentEncoded,
     InstallState,
+    OneStep,
     RunStep,
     StateInstalled,
     StepFinished,
@@ -99,7 +100,9 @@ class Harness:
     def finish_step(self, loss=1.0, tokens=8, after_s=1.0, **more):
         """The running step is done."""
         running = self.machine.running
-        done = StepFinished(running.work, self.machine.step + 1, loss, tokens, b"batch", **more)
+        before = (OneStep(loss, tokens, b"batch"),) * (running.count - 1)
+        last = self.machine.step + running.count
+        done = StepFinished(running.work, last, loss, tokens, b"batch", before=before, **more)
         return self.tell(done, after_s)
 
 
@@ -248,6 +251,73 @@ def test_the_first_step_is_no_measure(harness):
     assert 0.0 == progress.step_s
     (progress,) = said(Progress, harness.finish_step(after_s=1.0))
     assert 1.0 == progress.step_s
+
+
+def short_steps(make_job, leaves, **changes):
+    """A learner that has done two steps of 1 ms each, with changes to the job."""
+    job = make_job(fragments=P, interval=12)
+    job = replace(job, worker=replace(job.worker, **changes))
+    harness = Harness(job, leaves)
+    harness.join()
+    harness.parameters()
+    harness.finish_step()
+    return harness, harness.finish_step(after_s=0.00099)
+
+
+def test_short_steps_are_asked_for_several_at_once(make_job, leaves):
+    """Twice as many as the last time, then as many as take 10 ms; what they bring is counted."""
+    harness, effects = short_steps(make_job, leaves)
+    counts = []
+    for _ in range(4):
+        [run] = of(RunStep, effects)
+        counts.append(run.count)
+        assert harness.machine.step + 1 == run.step
+        effects = harness.finish_step(after_s=0.00099 * run.count, tokens=8)
+    assert [2, 4, 8, 10] == counts
+    [progress] = said(Progress, effects)
+    assert (26, 26 * 8, (26,) * P) == (progress.step, progress.trained, progress.steps)
+    assert pytest.approx(0.00099) == progress.step_s
+    assert (10, pytest.approx(0.0099)) == (progress.together, progress.report_s)
+    [seen] = of(Observe, effects)
+    assert (26, 80, 10) == tuple(seen.fields[each] for each in ("step", "tokens", "together"))
+
+
+def test_a_version_counts_from_the_first_of_the_steps_that_install_it(make_job, leaves):
+    """A fragment that arrives in the middle of several steps is installed before the next ones."""
+    harness, _ = short_steps(make_job, leaves)
+    harness.say(GlobalFragment(1, 3))
+    [progress] = said(Progress, harness.finish_step(after_s=0.002))
+    assert (4, (4, 4, 4)) == (progress.step, progress.steps)
+    [progress] = said(Progress, harness.finish_step(after_s=0.004))
+    assert (8, (8, 4, 8)) == (progress.step, progress.steps)
+    assert (64, 32, 64) == progress.tokens
+
+
+def test_a_step_that_is_run_twice_is_the_first_of_several(make_job, leaves):
+    """Steps that are asked for together end before one that is checked."""
+    harness, effects = short_steps(make_job, leaves, check_every=5)
+    asked = []
+    for _ in range(6):
+        [run] = of(RunStep, effects)
+        asked.append((run.step, run.count))
+        effects = harness.finish_step(after_s=0.001 * run.count)
+    assert [(3, 2), (5, 4), (9, 1), (10, 2), (12, 3), (15, 5)] == asked
+
+
+@pytest.mark.parametrize(("together_s", "count"), [(0.0, 1), (0.0015, 1), (0.005, 2), (60.0, 2)])
+def test_how_many_are_asked_for_follows_from_the_setting(make_job, leaves, together_s, count):
+    """None takes longer together than the job says; at first there are two."""
+    _, effects = short_steps(make_job, leaves, together_s=together_s)
+    assert [count] == [each.count for each in of(RunStep, effects)]
+
+
+def test_at_most_an_intervals_steps_are_asked_for(make_job, leaves):
+    """However short they are."""
+    harness, effects = short_steps(make_job, leaves, together_s=60.0)
+    for _ in range(5):
+        [run] = of(RunStep, effects)
+        effects = harness.finish_step(after_s=0.0)
+    assert 12 == run.count
 
 
 def test_without_a_link_nothing_is_said(training):

@@ -61,9 +61,9 @@ def test_a_report_that_cannot_be_true_changes_nothing(member, false):
 
 def test_it_is_known_when_it_was_heard_and_how_long_its_steps_take(member):
     """Joining is the first word; until a report nothing is known of its pace."""
-    assert (5.0, 0.0) == (member.heard_at, member.step_s)
+    assert (5.0, 0.0) == (member.heard_at, member.report_s)
     member.report(6.5, progress(1, step_s=2.5))
-    assert (6.5, 2.5) == (member.heard_at, member.step_s)
+    assert (6.5, 2.5) == (member.heard_at, member.report_s)
 
 
 def test_it_is_known_how_many_tokens_it_trains_on(member):

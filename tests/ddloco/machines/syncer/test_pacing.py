@@ -26,7 +26,7 @@ def none_missing(until):
 def pacing():
     """Schedules with a step of 1 s, a sync of 0.2 s and no wait for quorums; overlap 2."""
     pacing = Pacing()
-    pacing.observe_steps([1.0])
+    pacing.observe_reports([1.0])
     pacing.sync_s.add(0.2)
     pacing.quorum_s.add(0.0)
     pacing.launched_t = 7
@@ -53,8 +53,8 @@ def floored(waiting, at=101.0):
 )
 def test_the_step_is_the_median_learners(pacing, times, median):
     """The lower one of two; who has no time yet does not count; one slow one changes nothing."""
-    pacing.observe_steps(times)
-    assert median == pacing.step_s
+    pacing.observe_reports(times)
+    assert median == pacing.report_s
 
 
 @pytest.mark.parametrize(("t", "steps"), [(8, 1), (10, 3), (7, 0), (6, 0)])
@@ -207,7 +207,7 @@ def test_a_repeated_launch_does_not_turn_the_schedule_back(pacing):
 def test_the_deadline_of_a_pull(pacing, answers_s, step_s, deadline_s):
     """Four times what a usual answer takes plus a step, within bounds, generous while unknown; one
     learner on a slow link does not move it."""
-    pacing.step_s = step_s
+    pacing.report_s = step_s
     deadline = pacing.launch(200.0, pacing.await_sync(200.0, 8, 0), answers_s)
     assert pytest.approx(200.0 + deadline_s) == deadline
 
