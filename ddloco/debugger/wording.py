@@ -19,7 +19,8 @@ def phrase(event: Any) -> str:
             return f"{body_phrase(event.body)} arrived from {event.sender}"
         case StepFinished():
             first = event.step - len(event.before)
-            wrong = f"; step {first} had two results: {event.corrupt}" if event.corrupt else ""
+            who = f"step {first}" if event.before else "it"
+            wrong = f"; {who} had two results: {event.corrupt}" if event.corrupt else ""
             which = (
                 f"inner steps {first} to {event.step}" if event.before else f"inner step {first}"
             )

@@ -409,9 +409,9 @@ class Worker(Section, frozen=True):
         on_corruption: what a learner does whose step had two results: "leave", with exit code 75,
             or "continue" with the second one.
         together_s: short steps are asked for several at once, as many as take so long in all, in
-            seconds, at most ``sync.interval``. Only between two requests does a learner install and
-            contribute fragments. 0 asks for each step by itself. With ``sync.blocking`` or
-            ``job.shards`` it makes no difference.
+            seconds, and at most an eighth of those between two versions of a fragment. Only between
+            two requests does a learner copy and install fragments. 0 asks for each step by itself.
+            With ``sync.blocking`` or ``job.shards`` it makes no difference.
     """
 
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1

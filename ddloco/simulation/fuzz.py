@@ -105,8 +105,8 @@ SITES_EVERY = 11
 """One of so many seeds is a world whose learners have relays, some of them."""
 
 
-TOGETHER_EVERY = 13
-"""One of so many seeds is a world whose learners take several steps together."""
+TOGETHER_EVERY, TOGETHER = 13, 8
+"""Of so many seeds that is a world whose learners take several steps together."""
 
 
 def is_combined(seed: int) -> bool:
@@ -156,9 +156,8 @@ def _job(rng: random.Random, seed: int) -> Job:
     _other_rules(seed, plain)
     if seed % SITES_EVERY == SITES_EVERY - 1:
         _sites(seed, plain)
-    if seed % TOGETHER_EVERY == TOGETHER_EVERY - 1:
-        together_s = random.Random(f"together {seed}").choice([2.5, 4.0, 9.0])
-        plain["worker"] = {"together_s": together_s}
+    if seed % TOGETHER_EVERY == TOGETHER:
+        _together(seed, plain)
     return job_from(plain, f"hostile world {seed}")
 
 
@@ -186,6 +185,14 @@ def _other_rules(seed: int, plain: dict[str, Any]) -> None:
     if kind in {FINAL, LATE}:
         # What a learner keeps by "blend" may turn its contributions away from those of others.
         sync |= more.choice([{"late": "blend", "band": 0.0}, {"late": "carry"}])
+
+
+def _together(seed: int, plain: dict[str, Any]) -> None:
+    """Worlds whose learners take several steps together: an eighth of an interval, so those are
+    longer."""
+    plain["worker"] = {"together_s": random.Random(f"together {seed}").choice([2.5, 4.0, 9.0])}
+    plain["sync"]["interval"] *= 4
+    plain["job"]["steps"] *= 4
 
 
 def _sites(seed: int, plain: dict[str, Any]) -> None:

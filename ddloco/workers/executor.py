@@ -113,9 +113,8 @@ class WorkExecutor(Doer):
         self._job = job
         self._task = task or job.job.task
         self._name = actor_of(incarnation)
-        self._is_first = number_of(incarnation) == 1
-        """Whether this is its first incarnation. A later one goes to another place in its data, so
-        a batch of the beginning would be drawn for nothing, which can take long."""
+        self._returned = number_of(incarnation) > 1
+        """Whether it had an incarnation before, so that it goes to another place in its data."""
         self._arrays = arrays
         self._process = process
         self._folder = folder
@@ -152,8 +151,8 @@ class WorkExecutor(Doer):
         trains = learner != (job.job.method in DATA_PARALLEL)
         if trains and job.snapshot.wanted:
             await self.capture.warm()
-        if learner and trains and self._is_first:
-            await self._process.expect(rpc.CompileAhead(), rpc.Ready)
+        if learner and trains:
+            await self._process.expect(rpc.CompileAhead(self._returned), rpc.Ready)
         self.lay_out(plan)
         return prepared
 

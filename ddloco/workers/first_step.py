@@ -58,7 +58,7 @@ def _saved(leaf: Any) -> Any:
         return leaf
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or leaf.weak_type:
         return jnp.copy(leaf)
-    shards = {place_key(place): numbers.copy() for place, numbers in shards_of(leaf)}
+    shards = {place_key(place): np.array(shard) for place, shard in shards_of(leaf)}
     # An array that is bound to its devices where it was not before would be compiled for again.
     return _Saved(leaf.shape, shards, leaf.sharding if leaf.committed else None)
 

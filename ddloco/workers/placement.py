@@ -7,6 +7,7 @@ has a second copy of the whole model.
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
@@ -22,6 +23,11 @@ from ddloco.workers.task import TaskError
 BATCH_AXES = ("data", "fsdp")
 """The axes of a mesh among which the first dimension of a batch is divided, unless the task has a
 ``batch_sharding``."""
+
+
+THREADS, THREADS_BYTES = 4, 16 * 2**20
+"""Threads that copy a state between its devices and the host, and from how many bytes on: below,
+starting them takes as long as they save."""
 
 
 class OneDevice:
@@ -94,13 +100,31 @@ class OneDevice:
 
     def fetch(self, array: Any, out: Any) -> None:
         """Copy an array from its devices into ``out``, a view of host memory."""
-        for place, numbers in shards_of(array):
-            out[place] = numbers
+        for place, shard in shards_of(array):
+            out[place] = np.asarray(shard)
+
+    def fetch_all(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Copy arrays into views of host memory, each as ``fetch`` does.
+
+        Few bytes are all on their way from a device before the first of them is waited for. One
+        thread does not use all of a host's memory bandwidth, so many bytes are copied by several.
+        """
+        if sum(view.nbytes for _, view in pairs) < THREADS_BYTES:
+            shards = [(view, *each) for array, view in pairs for each in shards_of(array)]
+            for *_, shard in shards:
+                if isinstance(shard, jax.Array) and jax.default_backend() != "cpu":
+                    shard.copy_to_host_async()
+            for view, place, shard in shards:
+                view[place] = np.asarray(shard)
+            return
+        with ThreadPoolExecutor(THREADS) as pool:
+            largest_first = sorted(pairs, key=lambda pair: -pair[1].nbytes)
+            list(pool.map(lambda pair: self.fetch(*pair), largest_first))
 
     def all_finite(self, arrays: Sequence[Any]) -> bool:
         """Whether all numbers of the arrays are finite; on the host, where nothing is compiled."""
         shards = chain.from_iterable(map(shards_of, arrays))
-        return all(bool(np.isfinite(numbers).all()) for _, numbers in shards)
+        return all(bool(np.isfinite(np.asarray(shard)).all()) for _, shard in shards)
 
     def fingerprint(self) -> dict[str, str]:
         """What can change arithmetic: another division of a sum adds in another order."""
@@ -286,15 +310,15 @@ Key = tuple[tuple[int | None, int | None], ...]
 
 
 def shards_of(array: Any) -> list[tuple[Place, Any]]:
-    """The place and the numbers of each shard of an array, once for each place.
+    """The place of each shard of an array, and the shard, once for each place.
 
     A shard is an array of its own: what JAX keeps of it on the host goes with it, while it would
     keep a host copy of the whole array for as long as the array lives.
     """
     if not isinstance(array, jax.Array):
-        return [((), np.asarray(array))]
+        return [((), array)]
     found = {place_key(shard.index): shard for shard in array.addressable_shards}
-    return [(shard.index, np.asarray(shard.data)) for shard in found.values()]
+    return [(shard.index, shard.data) for shard in found.values()]
 
 
 def place_key(place: Any) -> Key:
@@ -356,6 +380,11 @@ class OnGroup(OnMesh):
                 continue
             if self._group.rank.number == 0:
                 out[place] = numbers
+
+    def fetch_all(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Copy arrays in their order: the ranks send each other their shards in it."""
+        for array, view in pairs:
+            self.fetch(array, view)
 
     def all_finite(self, arrays: Sequence[Any]) -> bool:
         """On the devices, so that all ranks say the same."""

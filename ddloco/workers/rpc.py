@@ -113,7 +113,11 @@ class Touch(WorkerMessage, frozen=True):
 
 
 class CompileAhead(WorkerMessage, frozen=True):
-    """Draw the first batch and begin to compile the step, while the parameters are on their way."""
+    """Draw the first batch and begin to compile the step, while the parameters are on their way. If
+    the learner has ``returned``, only if its stream can go to a place without drawing all batches
+    before it."""
+
+    returned: bool = False
 
 
 class CopyOut(WorkerMessage, frozen=True):

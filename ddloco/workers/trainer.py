@@ -161,14 +161,14 @@ class Trainer:
             case rpc.Touch(out):
                 self._arena.region(out.offset, out.nbytes)[::PAGE] = 0
                 return rpc.Ready()
-            case rpc.CompileAhead():
-                if self._compiles_ahead:
+            case rpc.CompileAhead(returned):
+                # The batch of a stream that draws all others again would be drawn for nothing.
+                if self._compiles_ahead and (not returned or self._batches.position()):
                     self._compile_ahead()
                 return rpc.Ready()
             case rpc.CopyOut(out):
                 self._begin_moments()
-                self._copy_out(self._leaves(), out)
-                self._copy_moments(self._arena.region(out.offset, out.nbytes))
+                self._copy_out(self._leaves(), out, moments=True)
                 return rpc.Copied(self._last if not self._updated else rpc.Updated(self._updated))
             case rpc.Install():
                 return rpc.Installed(self._install(request))
@@ -380,7 +380,11 @@ class Trainer:
                 now = self._params, self._opt_state, self._state, step.loss
                 twice = self._digests(*now, request.check)
                 corrupt = self._compared(once, twice, request.step, first=first)
-        *before_it, last = (OneStep(float(each.loss), each.tokens, each.digest) for each in steps)
+        losses = jax.device_get([each.loss for each in steps])
+        *before_it, last = (
+            OneStep(float(loss), each.tokens, each.digest)
+            for loss, each in zip(losses, steps, strict=True)
+        )
         self._spoilt = not math.isfinite(last.loss)
         if request.out is not None:
             self._copy_out(self._leaves(), request.out)
@@ -767,26 +771,32 @@ class Trainer:
             self._fill_in(leaves, fragment, source, self._laid.fragment_slice(fragment)[0])
         return leaves
 
-    def _copy_out(self, leaves: list[Any], span: rpc.Span) -> None:
-        """Write all leaves in the plan's layout."""
+    def _copy_out(self, leaves: list[Any], span: rpc.Span, *, moments: bool = False) -> None:
+        """Write all leaves in the plan's layout; with ``moments`` after them the optimizer's state,
+        and what is local in the task's."""
         out = self._arena.region(span.offset, span.nbytes)
-        for fragment in range(len(self._laid.fragments)):
-            start, stop = self._laid.fragment_slice(fragment)
-            self._copy_fragment(leaves, fragment, out[start:stop])
-
-    def _copy_moments(self, out: Bytes) -> None:
-        """Write the optimizer's state, and what is local in the task's, to their places."""
-        own = [*jax.tree.leaves(self._opt_state), *self._layout.local_of(self._state)]
-        for leaf, view in zip(own, self._moments.read(out), strict=True):
-            self._placement.fetch(leaf, view)
-        self._moments.clear_padding(out)
+        parts = [
+            (p, out[slice(*self._laid.fragment_slice(p))]) for p in range(len(self._laid.fragments))
+        ]
+        pairs = [(leaves[i], view) for p, part in parts for i, view in self._views(p, part)]
+        if moments:
+            own = [*jax.tree.leaves(self._opt_state), *self._layout.local_of(self._state)]
+            pairs += zip(own, self._moments.read(out), strict=True)
+        self._placement.fetch_all(pairs)
+        for p, part in parts:
+            self._clear_padding(p, part)
+        if moments:
+            self._moments.clear_padding(out)
 
     def _copy_fragment(self, leaves: list[Any], fragment: int, out: Bytes) -> None:
         """Write a fragment in the plan's layout, with zero padding: its memory may be used."""
+        pairs = [(leaves[index], view) for index, view in self._views(fragment, out)]
+        self._placement.fetch_all(pairs)
+        self._clear_padding(fragment, out)
+
+    def _clear_padding(self, fragment: int, out: Bytes) -> None:
         plan = self._laid
         begin = plan.fragment_slice(fragment)[0]
-        for index, view in self._views(fragment, out):
-            self._placement.fetch(leaves[index], view)
         for index, leaf in enumerate(plan.fragments[fragment]):
             end = plan.tensor_offset(fragment, index) + leaf.nbytes - begin
             out[end : aligned(end)] = 0

@@ -7,9 +7,10 @@ nothing was merged for 26 s, and the next contribution held 20,520 steps.
 
 import pytest
 
-from ddloco.job.config import job_from
+from ddloco.job.config import Worker, job_from
 from ddloco.job.protocol.fragment_plan import Leaf
 from ddloco.job.protocol.messages import Contribution
+from ddloco.machines.learner.machine import SPAN_SHARE
 from ddloco.replayer.invariants.merged_tokens import MergedTokens
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
@@ -68,6 +69,13 @@ def train(step_s, seconds, *, at_step=0, who=(), faults=(), fragments=4):
     return noted, noted.share(fragments)
 
 
+def most_steps(step_s):
+    """The steps of a contribution: two intervals. Of steps that are taken together there may be a
+    quarter more: a copy and a version each wait for the end of a request, an eighth of them."""
+    together = 2 * step_s <= Worker().together_s
+    return 2 * INTERVAL + (2 * 2 * INTERVAL // SPAN_SHARE if together else 0)
+
+
 NAMES = tuple(f"learner-{n}" for n in range(LEARNERS))
 
 
@@ -82,7 +90,7 @@ def test_a_long_step_leaves_nothing_unmerged(step_s, who, at_step, fragments):
     noted, share = train(step_s, seconds, at_step=at_step, who=who, fragments=fragments)
     _, smooth = train(step_s, seconds, fragments=fragments)
     assert share.merges > 20
-    assert max(noted.steps) <= 2 * INTERVAL
+    assert max(noted.steps) <= most_steps(step_s)
     assert share.merged >= smooth.merged - 1.0
 
 
@@ -94,7 +102,7 @@ def test_a_suspended_machine_leaves_nothing_unmerged(step_s):
     seconds = HICCUP_S + max(200 * step_s, 1.0)
     noted, share = train(step_s, seconds, faults=stalls)
     _, smooth = train(step_s, seconds - HICCUP_S)
-    assert max(noted.steps) <= 2 * INTERVAL
+    assert max(noted.steps) <= most_steps(step_s)
     assert share.merged >= smooth.merged - 1.0
 
 
@@ -105,6 +113,6 @@ def test_a_learner_that_slows_down_and_recovers_delays_nobody(step_s, factor):
     slow = [Fault("slow", NAMES[1], 100 * step_s, 150 * step_s, factor=factor)]
     noted, share = train(step_s, 400 * step_s, faults=slow)
     _, smooth = train(step_s, 400 * step_s)
-    assert max(noted.steps) <= 2 * INTERVAL
+    assert max(noted.steps) <= most_steps(step_s)
     assert share.merges >= 0.95 * smooth.merges
     assert share.merged >= smooth.merged - 1.0

@@ -124,7 +124,11 @@ class HostCopies(Struct, forbid_unknown_fields=True):
         """
         first, p = self._next_due(syncer, launches.t, plan)
         now = min(launches.t + launches.launched_after(step - launches.step), first)
-        last = now + min(launches.launched_after(count), plan.interval)
+        coming = launches.launched_after(count)
+        if count > 1:
+            # A pull without a copy waits for all of them, and keeps the pace from growing.
+            coming *= 2
+        last = now + min(coming, plan.interval)
         t = first
         while t <= last:
             yield p

@@ -82,6 +82,9 @@ from transport import (
 ANSWERS_MAX = 64
 """Pulls answered at once. A syncer has at most ``overlap`` under way; more than this is abuse."""
 
+SPAN_SHARE = 8
+"""Of the steps between two versions of a fragment, at most one in so many is taken together."""
+
 WAITING_S = 5.0
 """Seconds between progress messages while a learner waits for its first parameters, or between two
 steps for a version. It sends nothing else then, so without them it would not notice that the syncer
@@ -158,6 +161,8 @@ class Learner(OwnMachine):
         tells: it reports what its last step brought, and tells its worker the global step.
         brought: what its last step brought, if it tells.
         together: how many steps the worker was asked for at once, the last time.
+        span: how many steps there were between the version of a fragment that was installed last
+            and the one before.
     """
 
     job: Job
@@ -195,6 +200,7 @@ class Learner(OwnMachine):
     tells: bool = False
     brought: LastStep | None = None
     together: int = 1
+    span: int = 0
 
     @property
     def lead(self) -> str:
@@ -541,11 +547,13 @@ class Learner(OwnMachine):
 
     def _count(self) -> int:
         """How many steps the worker is asked for at once: as many as fit ``worker.together_s``, at
-        most twice as many as the last time."""
+        most twice as many as the last time, and few of those between two versions of a fragment,
+        because a version overwrites what is trained from the copy until it is installed."""
         job, step_s = self.job, self.step_s.value
         if step_s is None or self.lockstep is not None or self._shares_data:
             return 1
-        most = min(2 * self.together, job.sync.interval, TOGETHER_MAX)
+        span = max(self.span, self.step - min(self.step_at))
+        most = min(2 * self.together, span // SPAN_SHARE, TOGETHER_MAX)
         every = job.worker.check_every
         if every:  # The first of them is the one that is run twice.
             most = min(most, every - (self.step + 1) % every)
@@ -606,6 +614,7 @@ class Learner(OwnMachine):
             p = overwrite.fragment
             self.versions[p] = overwrite.version
             since = running.carries.get(p)
+            self.span = before - self.step_at[p]
             self.step_at[p], self.tokens_at[p] = before, self.tokens
             if since is not None:
                 self.step_at[p], self.tokens_at[p] = since.step, since.tokens

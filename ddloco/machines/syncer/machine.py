@@ -569,7 +569,7 @@ class Syncer(OwnMachine):
         pacing = rounds.pacing
         # Step times are observed at every launch; the first grace window needs one before that.
         if pacing.report_s is None and progress.step_s:
-            pacing.observe_reports(membership.report_times())
+            pacing.observe(membership.members.values())
         if self.shutdown is not None:
             return []
         lacking = progress.versions != rounds.globals.versions

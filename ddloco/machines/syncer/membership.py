@@ -320,7 +320,3 @@ class Membership(Struct, forbid_unknown_fields=True):
         if not report_s:
             return quiet_s > SILENCE_S_UNKNOWN
         return quiet_s > SILENCE_S_MIN and quiet_s > SILENCE_STEPS * report_s
-
-    def report_times(self) -> list[float]:
-        """Return the seconds between two reports of each member; 0 where it is still unknown."""
-        return [each.report_s for each in self.members.values() if each.progress is not None]

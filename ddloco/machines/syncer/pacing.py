@@ -10,14 +10,15 @@ A sync of global step t may be launched when three things hold:
 * grace: after the quorum, a window for the other learners, which the overlap hides; it ends early
   when no learner is missing.
 
-Time only decides who is worth waiting for. ``report_s`` is the lower median of the times between
-two reports of a learner, that is of its steps, or of those that it takes together, so that one
-learner that is ten times slower does not extend the window. A learner that has not reported for
-``LIVE_STEPS`` of them is not counted for the median of the floor.
+Time only decides who is worth waiting for. ``step_s`` is the lower median of the learners' step
+times, so that one learner that is ten times slower does not extend the window, and ``report_s``
+that of the times between two reports of a learner, which are longer if it takes steps together. A
+learner that has not reported for ``LIVE_STEPS`` of the latter is not counted for the median of the
+floor.
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from msgspec import Struct, field
 
@@ -40,6 +41,12 @@ LOOKS_PER_STEP = 2
 
 VAIN_DOUBLINGS_MAX = 12
 """The most doublings of a deadline; nine lead from ``PULL_S_UNKNOWN`` to ``PULL_S_MAX``."""
+
+
+def lower_median(times: Iterable[float]) -> float | None:
+    """Return the lower median of those that are not 0; None without any."""
+    known = sorted(seconds for seconds in times if seconds > 0)
+    return known[(len(known) - 1) // 2] if known else None
 
 
 class NextSync(Struct, forbid_unknown_fields=True):
@@ -67,6 +74,7 @@ class NextSync(Struct, forbid_unknown_fields=True):
 class Pacing(Struct, forbid_unknown_fields=True):
     """The estimates, in seconds, from which launch times and deadlines are computed."""
 
+    step_s: float | None = None
     report_s: float | None = None
     quorum_s: Recent = field(default_factory=Recent)
     sync_s: Recent = field(default_factory=Recent)
@@ -76,10 +84,12 @@ class Pacing(Struct, forbid_unknown_fields=True):
     vain: int = 0
     """Syncs in a row that ended without any answer."""
 
-    def observe_reports(self, known_s: Sequence[float]) -> None:
-        """Take the seconds between two reports of each live learner, without unknown ones, 0."""
-        known = sorted(seconds for seconds in known_s if seconds > 0)
-        self.report_s = known[(len(known) - 1) // 2] if known else None
+    def observe(self, members: Collection[Member]) -> None:
+        """Take the members' step times, and the times between their reports; unknown ones are left
+        out."""
+        known = [each.progress for each in members if each.progress is not None]
+        self.step_s = lower_median(each.step_s for each in known)
+        self.report_s = lower_median(each.report_s for each in known)
 
     def await_sync(self, at: float, t: int, fragment: int) -> NextSync:
         """Start to wait for the sync of ``t``; the first and a repeated one have no floor."""
@@ -139,7 +149,7 @@ class Pacing(Struct, forbid_unknown_fields=True):
         if waiting.quorum_at is None:
             waiting.quorum_at = at
             waiting.grace_s = grace_window(
-                step_s=self.report_s,
+                step_s=self.step_s,
                 quorum_s=self.quorum_s.value or 0.0,
                 sync_s=self.sync_s.value,
                 overlap=sync.overlap,

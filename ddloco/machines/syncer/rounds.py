@@ -262,7 +262,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
         fragment = due_at(plan, t)
         if any(sync.fragment == fragment for sync in self.syncs.values()):
             return False
-        self.pacing.observe_reports(self.membership.report_times())
+        self.pacing.observe(self.membership.members.values())
         self.waiting = self.pacing.await_sync(at, t, fragment)
         return True
 

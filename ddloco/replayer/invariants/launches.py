@@ -290,8 +290,8 @@ class Launches(InvariantCheck[Stage, Incarnation]):
             return
         self._graced = waiting.t, waiting.quorum_at + waiting.grace_s
         if waiting.quorum_at == at:
-            sync, report_s = stage.job.sync, machine.rounds.pacing.report_s or 0.0
-            most = min(sync.grace * sync.overlap, sync.grace_steps_max) * report_s
+            sync, step_s = stage.job.sync, machine.rounds.pacing.step_s or 0.0
+            most = min(sync.grace * sync.overlap, sync.grace_steps_max) * step_s
             within = waiting.grace_s <= most + ROUNDING_S
             self.hold(
                 within, GRACE, f"sync {waiting.t}: a window of {waiting.grace_s}, {most} at most"

@@ -1101,7 +1101,7 @@ def who_is_recorded_thinks_longer(patch):
 # Steps that are taken together.
 
 
-@bug("token-conservation", 12, 25, 38)
+@bug("token-conservation", 8, 21, 34)
 def steps_that_are_taken_together_count_as_one(patch):
     def finished(old, self, at, event):
         return old(self, at, replace(event, before=()))
@@ -1109,7 +1109,7 @@ def steps_that_are_taken_together_count_as_one(patch):
     wrap(patch, Learner, "_step_finished", finished)
 
 
-@bug("quorum-or-grace", 12, 25, 38)
+@bug("quorum-or-grace", 8, 21, 34)
 def all_steps_that_are_left_at_a_launch_count_for_the_next(patch):
     def launched(self, steps):
         self.ahead = max(self.ahead - steps, -1)
@@ -1118,7 +1118,7 @@ def all_steps_that_are_left_at_a_launch_count_for_the_next(patch):
     patch.setattr(Member, "launched", launched)
 
 
-@bug("token-conservation", 12, 25, 38)
+@bug("token-conservation", 8, 21, 34)
 def a_worker_takes_only_the_first_of_several_steps(patch):
     def run(old, self, work, contents):
         done = old(self, replace(work, count=1), contents)

@@ -2,6 +2,7 @@
 
 import gc
 import platform
+import threading
 import time
 
 import jax
@@ -428,23 +429,45 @@ def test_a_stream_may_shuffle_its_data_while_the_step_before_is_computed(arena, 
         assert harness.train() == other.train()
 
 
-@pytest.mark.parametrize("task", ["regression", "keyed", "stateful"])
-def test_a_step_that_was_compiled_ahead_is_not_traced_again(arena, task, monkeypatch):
-    """It gives the same bits, of the same batches."""
+@pytest.mark.parametrize(
+    ("task", "returned"),
+    [("regression", False), ("keyed", False), ("stateful", False), ("regression", True)],
+)
+def test_a_step_that_was_compiled_ahead_is_not_traced_again(arena, task, returned, monkeypatch):
+    """It gives the same bits, of the same batches; those of a learner that has returned are
+    further on."""
     traced = []
     before = Regression.loss
     monkeypatch.setattr(Regression, "loss", lambda *args: traced.append(1) or before(*args))
     plain, ahead = (Harness(arena, f"tests.tasks:{task}", warmup=5) for _ in range(2))
-    ahead.ask(rpc.CompileAhead())
+    ahead.ask(rpc.CompileAhead(returned))
     limit = time.monotonic() + 30.0
     while not traced:
         assert time.monotonic() < limit
         time.sleep(0.01)
     for each in (plain, ahead):
         each.begin()
-    steps = [ahead.train(), ahead.train()]
-    assert len(traced) == 1
-    assert [plain.train(), plain.train()] == steps
+    skipped, cursor = 0, b""
+    if returned:
+        other = Harness(arena, f"tests.tasks:{task}", warmup=5)
+        other.begin()
+        skipped, cursor = 3, [(other.train(), other.trainer._cursor()) for _ in range(3)][-1][1]
+        traced.clear()
+    steps = [ahead.train(skipped, cursor), ahead.train()]
+    assert len(traced) == (not returned)
+    assert [plain.train(skipped, cursor), plain.train()] == steps
+
+
+def test_a_learner_that_returned_draws_nothing_twice_ahead(arena, monkeypatch):
+    """If its stream must draw all used batches again, it begins with those."""
+    harness = Harness(arena)
+    stream = harness.trainer._batches._batches
+    monkeypatch.setattr(stream, "state", lambda: None)
+    monkeypatch.setattr(stream, "next", lambda: 1 / 0)
+    harness.ask(rpc.CompileAhead(returned=True))
+    assert harness.trainer._compiling is None
+    harness.ask(rpc.CompileAhead())
+    assert harness.trainer._batches._ahead.error is not None
 
 
 def test_what_cannot_be_compiled_ahead_is_said_by_the_step(arena, monkeypatch):
@@ -501,6 +524,25 @@ def test_own_state_has_all_shards(arena):
     back.ask(rpc.Install((span_of(state),), own))
     for turn in ((0, 2), (2, 0), (0, 2)):
         assert mine.train(0, b"", FromShard(turn)) == back.train(0, b"", FromShard(turn))
+
+
+def test_a_state_that_several_threads_copy_is_the_same(arena, monkeypatch):
+    """Every tensor, and the padding between them."""
+    harness = Harness(arena, warmup=5)
+    harness.begin()
+    harness.train()
+    one = harness.state().data.tobytes()
+    names = []
+    fetch = harness.trainer._placement.fetch
+    monkeypatch.setattr("ddloco.workers.placement.THREADS_BYTES", 0)
+    monkeypatch.setattr(
+        harness.trainer._placement,
+        "fetch",
+        lambda *pair: names.append(threading.current_thread().name) or fetch(*pair),
+    )
+    assert harness.state().data.tobytes() == one
+    assert threading.main_thread().name not in names
+    assert len(names) > 4
 
 
 @pytest.mark.parametrize("check", [False, True])

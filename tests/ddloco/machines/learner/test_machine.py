@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from ddloco.job.config import RelayTable
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import (
+    TOGETHER_MAX,
     Contribution,
     GlobalFragment,
     LastStep,
@@ -253,27 +254,34 @@ def test_the_first_step_is_no_measure(harness):
     assert 1.0 == progress.step_s
 
 
-def short_steps(make_job, leaves, **changes):
-    """A learner that has done two steps of 1 ms each, with changes to the job."""
+def short_steps(make_job, leaves, span=1000, **changes):
+    """A learner that has done two steps of 1 ms each, with changes to the job, and installed a
+    fragment twice, so many steps apart."""
     job = make_job(fragments=P, interval=12)
     job = replace(job, worker=replace(job.worker, **changes))
     harness = Harness(job, leaves)
     harness.join()
     harness.parameters()
     harness.finish_step()
+    harness.machine.span = span
     return harness, harness.finish_step(after_s=0.00099)
+
+
+def asked_for(harness, effects, requests, step_s=0.00099):
+    """The numbers of the first and of all steps of the next requests; the last one's effects."""
+    asked = []
+    for _ in range(requests):
+        [run] = of(RunStep, effects)
+        assert harness.machine.step + 1 == run.step
+        asked.append((run.step, run.count))
+        effects = harness.finish_step(after_s=step_s * run.count, tokens=8)
+    return asked, effects
 
 
 def test_short_steps_are_asked_for_several_at_once(make_job, leaves):
     """Twice as many as the last time, then as many as take 10 ms; what they bring is counted."""
-    harness, effects = short_steps(make_job, leaves)
-    counts = []
-    for _ in range(4):
-        [run] = of(RunStep, effects)
-        counts.append(run.count)
-        assert harness.machine.step + 1 == run.step
-        effects = harness.finish_step(after_s=0.00099 * run.count, tokens=8)
-    assert [2, 4, 8, 10] == counts
+    asked, effects = asked_for(*short_steps(make_job, leaves), 4)
+    assert [(3, 2), (5, 4), (9, 8), (17, 10)] == asked
     [progress] = said(Progress, effects)
     assert (26, 26 * 8, (26,) * P) == (progress.step, progress.trained, progress.steps)
     assert pytest.approx(0.00099) == progress.step_s
@@ -295,12 +303,7 @@ def test_a_version_counts_from_the_first_of_the_steps_that_install_it(make_job, 
 
 def test_a_step_that_is_run_twice_is_the_first_of_several(make_job, leaves):
     """Steps that are asked for together end before one that is checked."""
-    harness, effects = short_steps(make_job, leaves, check_every=5)
-    asked = []
-    for _ in range(6):
-        [run] = of(RunStep, effects)
-        asked.append((run.step, run.count))
-        effects = harness.finish_step(after_s=0.001 * run.count)
+    asked, _ = asked_for(*short_steps(make_job, leaves, check_every=5), 6)
     assert [(3, 2), (5, 4), (9, 1), (10, 2), (12, 3), (15, 5)] == asked
 
 
@@ -311,13 +314,22 @@ def test_how_many_are_asked_for_follows_from_the_setting(make_job, leaves, toget
     assert [count] == [each.count for each in of(RunStep, effects)]
 
 
-def test_at_most_an_intervals_steps_are_asked_for(make_job, leaves):
-    """However short they are."""
-    harness, effects = short_steps(make_job, leaves, together_s=60.0)
-    for _ in range(5):
-        [run] = of(RunStep, effects)
-        effects = harness.finish_step(after_s=0.0)
-    assert 12 == run.count
+def test_few_of_the_steps_between_two_versions_are_asked_for(make_job, leaves):
+    """An eighth of those between the last two; of the steps since the oldest, if they are more."""
+    harness, effects = short_steps(make_job, leaves, span=32)
+    asked, effects = asked_for(harness, effects, 4)
+    assert [2, 4, 4, 4] == [count for _, count in asked]
+    harness.say(GlobalFragment(1, 3))
+    asked, _ = asked_for(harness, effects, 9)
+    assert [4, 4, 3, 3, 3] == [count for _, count in asked][:5]
+    assert harness.machine.span == 20
+
+
+def test_a_request_has_a_most(make_job, leaves):
+    """However short its steps are."""
+    harness, effects = short_steps(make_job, leaves, span=10_000, together_s=60.0)
+    asked, _ = asked_for(harness, effects, 12, step_s=0.0)
+    assert TOGETHER_MAX == asked[-1][1]
 
 
 def test_without_a_link_nothing_is_said(training):

@@ -241,13 +241,6 @@ def test_silence_is_measured_in_ones_own_steps(three, step_s, patience):
     )
 
 
-def test_report_times_are_of_those_who_have_reported(three):
-    """Zero for one that has not timed a step; nothing for one that has not spoken."""
-    report(three, B1, step_s=2.0)
-    report(three, A1, step=0, step_s=0.0)
-    assert [0.0, 2.0] == three.report_times()
-
-
 def test_a_replaced_incarnation_is_known_after_a_restart(three):
     """A fragment that is stored after learner-0.2 joined, and before it contributed, still says
     that learner-0.1 is replaced: it lives, would join again, and its tokens would be merged again,

@@ -26,7 +26,7 @@ def none_missing(until):
 def pacing():
     """Schedules with a step of 1 s, a sync of 0.2 s and no wait for quorums; overlap 2."""
     pacing = Pacing()
-    pacing.observe_reports([1.0])
+    pacing.observe([member("learner-0")])
     pacing.sync_s.add(0.2)
     pacing.quorum_s.add(0.0)
     pacing.launched_t = 7
@@ -53,8 +53,17 @@ def floored(waiting, at=101.0):
 )
 def test_the_step_is_the_median_learners(pacing, times, median):
     """The lower one of two; who has no time yet does not count; one slow one changes nothing."""
-    pacing.observe_reports(times)
-    assert median == pacing.report_s
+    pacing.observe([member(f"learner-{n}", step_s=each) for n, each in enumerate(times)])
+    assert median == pacing.step_s == pacing.report_s
+
+
+def test_a_report_of_several_steps_takes_as_long_as_they(pacing):
+    """Who is live follows from reports; the grace window from steps, so that launches for steps
+    that were taken together do not each wait for the next report."""
+    several = member("learner-0")
+    several.progress = replace(several.progress, step_s=0.25, together=12)
+    pacing.observe([several, several])
+    assert (0.25, 3.0) == (pacing.step_s, pacing.report_s)
 
 
 @pytest.mark.parametrize(("t", "steps"), [(8, 1), (10, 3), (7, 0), (6, 0)])
