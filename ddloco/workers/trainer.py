@@ -352,6 +352,8 @@ class Trainer:
             self._update.lower(*given).compile()
 
     def _train(self, request: rpc.Train) -> rpc.Trained:
+        """Run the steps of a request. The device is waited for at the last one only, and at one
+        that runs twice."""
         if self._compiling is not None:
             self._compiling.join()
             self._compiling = None
@@ -365,12 +367,12 @@ class Trainer:
         sums: Callable[[], bytes] = bytes
         corrupt, t = "", np.int32(min(request.t, STEP_MAX))
         for left in reversed(range(request.count)):
-            step, alone = self._drawn(t), not steps
-            if first and alone:
+            step, opens = self._drawn(t), not steps
+            if first and opens:
                 self._batches.check(before, step.digest, batch_digest)
-            once = self._run_once(step, request, first=first) if alone else {}
+            once = self._run_once(step, request, first=first) if opens else {}
             steps.append(step)
-            self._begin(step, first=first and alone)
+            self._begin(step, first=first and opens)
             if not left:
                 leaves = self._leaves()
                 sums = self._sums([leaves[index] for index in self._order])
@@ -381,16 +383,23 @@ class Trainer:
                 twice = self._digests(*now, request.check)
                 corrupt = self._compared(once, twice, request.step, first=first)
         losses = jax.device_get([each.loss for each in steps])
-        *before_it, last = (
+        *earlier, last = (
             OneStep(float(loss), each.tokens, each.digest)
             for loss, each in zip(losses, steps, strict=True)
         )
         self._spoilt = not math.isfinite(last.loss)
         if request.out is not None:
             self._copy_out(self._leaves(), request.out)
-        told, steps_before = (self._cursor(), said(steps[-1].metrics)), tuple(before_it)
-        own = rpc.Trained(last.loss, last.tokens, last.batch, *told, before=steps_before)
-        self._last = msgspec.structs.replace(own, tensors=sums(), corrupt=corrupt)
+        self._last = rpc.Trained(
+            last.loss,
+            last.tokens,
+            last.batch,
+            self._cursor(),
+            said(steps[-1].metrics),
+            tensors=sums(),
+            corrupt=corrupt,
+            before=tuple(earlier),
+        )
         return msgspec.structs.replace(
             self._last,
             data_s=sum(each.data_s for each in steps),
