@@ -104,15 +104,17 @@ def line(event: TimelineEvent, *, full: bool = False) -> str:
 
 
 def _short(value: Any, *, full: bool) -> str:
-    text = value.hex() if isinstance(value, bytes) else _in_words(value)
-    if full:
-        return text
-    text = text[:8] if isinstance(value, bytes) else text
-    return text if len(text) <= VALUE_CHARS_MAX else f"{text[: VALUE_CHARS_MAX - 3]}..."
+    text = _in_words(value, full=full)
+    return text if full or len(text) <= VALUE_CHARS_MAX else f"{text[: VALUE_CHARS_MAX - 3]}..."
 
 
-def _in_words(value: Any) -> str:
-    """A value, such as a timer, as text: that of a struct has the struct's name and fields."""
+def _in_words(value: Any, *, full: bool) -> str:
+    """A value, such as a timer, as text: that of a struct has the struct's name and fields. Bytes
+    are in hexadecimal digits, the first eight unless it is ``full``."""
+    if isinstance(value, bytes):
+        return value.hex() if full else value.hex()[:8]
+    if isinstance(value, list):
+        return f"[{', '.join(_in_words(each, full=full) for each in value)}]"
     if not isinstance(value, dict) or "type" not in value:
         return str(value)
     rest = (f"{key}={each}" for key, each in value.items() if key != "type")

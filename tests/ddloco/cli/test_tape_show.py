@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from ddloco.cli.parser import parser
-from ddloco.cli.tape_show import tape_show
+from ddloco.cli.tape_show import _short, tape_show
 from ddloco.cli.tape_verify import tape_verify
 
 
@@ -66,6 +66,13 @@ def test_long_values_are_cut_off_unless_all_is_wanted(call, folder):
     words = ("show", folder, "--type", "Started")
     assert all("..." in line for line in call(*words)[1])
     assert not any("..." in line for line in call(*words, "--full")[1])
+
+
+def test_bytes_in_lists_are_hexadecimal_digits():
+    """As in the steps that a learner took together."""
+    steps = [[0.5, 4, bytes(range(16))]]
+    assert _short(steps, full=False) == "[[0.5, 4, 00010203]]"
+    assert _short(steps, full=True) == f"[[0.5, 4, {bytes(range(16)).hex()}]]"
 
 
 def test_a_whole_run_holds(call, folder):
