@@ -50,7 +50,8 @@ sums of tensors, 0.2 to install a fragment, 0.2 to read the loss, 0.1 each for t
 data and for the copy of a fragment (medians of 600 steps; with warm caches each is half as \
 long). At 100 MB, bound by memory, the sums take 3.7 ms, a fragment 1.1 to install and 1.2 to \
 copy; the rest is bandwidth that merging and storing 8 MB in each step take. The aim would need \
-a machine that asks for a step before the one before it has ended."""
+a machine that asks for a step before the one before it has ended. At 1 MB there is a sync for \
+every seven steps."""
 
 JOB = ROOT / "examples" / "quickstart.toml"
 WARM_STEPS = 12
