@@ -7,7 +7,6 @@ has a second copy of the whole model.
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
@@ -25,9 +24,8 @@ BATCH_AXES = ("data", "fsdp")
 ``batch_sharding``."""
 
 
-THREADS, THREADS_BYTES = 4, 16 * 2**20
-"""Threads that copy a state between its devices and the host, and from how many bytes on: below,
-starting them takes as long as they save."""
+AT_ONCE_BYTES = 16 * 2**20
+"""Bytes that may be on their way from a device at once: JAX holds them in host memory, too."""
 
 
 class OneDevice:
@@ -98,28 +96,16 @@ class OneDevice:
         del sharding
         return jnp.array(view, copy=True)
 
-    def fetch(self, array: Any, out: Any) -> None:
-        """Copy an array from its devices into ``out``, a view of host memory."""
-        for place, shard in shards_of(array):
-            out[place] = np.asarray(shard)
-
     def fetch_all(self, pairs: Sequence[tuple[Any, Any]]) -> None:
-        """Copy arrays into views of host memory, each as ``fetch`` does.
-
-        Few bytes are all on their way from a device before the first of them is waited for. One
-        thread does not use all of a host's memory bandwidth, so many bytes are copied by several.
-        """
-        if sum(view.nbytes for _, view in pairs) < THREADS_BYTES:
-            shards = [(view, *each) for array, view in pairs for each in shards_of(array)]
-            for *_, shard in shards:
-                if isinstance(shard, jax.Array) and jax.default_backend() != "cpu":
-                    shard.copy_to_host_async()
-            for view, place, shard in shards:
-                view[place] = np.asarray(shard)
-            return
-        with ThreadPoolExecutor(THREADS) as pool:
-            largest_first = sorted(pairs, key=lambda pair: -pair[1].nbytes)
-            list(pool.map(lambda pair: self.fetch(*pair), largest_first))
+        """Copy arrays into views of host memory. Few bytes are all on their way from a device
+        before the first of them is waited for."""
+        shards = [(view, *each) for array, view in pairs for each in shards_of(array)]
+        few = sum(view.nbytes for _, view in pairs) <= AT_ONCE_BYTES
+        for *_, shard in shards:
+            if few and isinstance(shard, jax.Array) and jax.default_backend() != "cpu":
+                shard.copy_to_host_async()
+        for view, place, shard in shards:
+            view[place] = np.asarray(shard)
 
     def all_finite(self, arrays: Sequence[Any]) -> bool:
         """Whether all numbers of the arrays are finite; on the host, where nothing is compiled."""

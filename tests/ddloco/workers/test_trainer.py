@@ -2,7 +2,6 @@
 
 import gc
 import platform
-import threading
 import time
 
 import jax
@@ -526,23 +525,25 @@ def test_own_state_has_all_shards(arena):
         assert mine.train(0, b"", FromShard(turn)) == back.train(0, b"", FromShard(turn))
 
 
-def test_a_state_that_several_threads_copy_is_the_same(arena, monkeypatch):
-    """Every tensor, and the padding between them."""
+def test_a_state_that_is_on_its_way_at_once_is_the_same(arena, monkeypatch):
+    """Every tensor, and the padding between them; a large one is not on its way at once."""
     harness = Harness(arena, warmup=5)
     harness.begin()
     harness.train()
     one = harness.state().data.tobytes()
-    names = []
-    fetch = harness.trainer._placement.fetch
-    monkeypatch.setattr("ddloco.workers.placement.THREADS_BYTES", 0)
+    begun = []
+    array = type(jax.numpy.zeros(1))
+    begin = array.copy_to_host_async
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     monkeypatch.setattr(
-        harness.trainer._placement,
-        "fetch",
-        lambda *pair: names.append(threading.current_thread().name) or fetch(*pair),
+        array, "copy_to_host_async", lambda self: begun.append(self.shape) or begin(self)
     )
     assert harness.state().data.tobytes() == one
-    assert threading.main_thread().name not in names
-    assert len(names) > 4
+    few = len(begun)
+    assert few > 4
+    monkeypatch.setattr("ddloco.workers.placement.AT_ONCE_BYTES", 0)
+    assert harness.state().data.tobytes() == one
+    assert few == len(begun)
 
 
 @pytest.mark.parametrize("check", [False, True])
