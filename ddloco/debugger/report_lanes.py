@@ -501,8 +501,12 @@ def _in_blocks(steps: Sequence[RawStep], axis: Axis, size: int) -> Blocks:
         end=to_differences(axis.place(each.at) for each in lasts),
         n=to_differences(each.n for each in lasts),
         step=to_differences(each.step for each in lasts),
-        loss=[finite(sum(each.loss for each in group) / len(group)) for group in groups],
+        loss=[finite(_mean_loss(group)) for group in groups],
     )
+
+
+def _mean_loss(group: Sequence[RawStep]) -> float:
+    return sum(each.loss * each.count for each in group) / sum(each.count for each in group)
 
 
 def _thinned(found: Sequence[Point], axis: Axis, most: int) -> Marks:

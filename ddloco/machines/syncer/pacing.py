@@ -34,10 +34,10 @@ step; ten seconds before the first answer. It doubles for each consecutive sync 
 an answer. In an hour, 2 GB arrive over 5 Mbit/s."""
 
 LIVE_STEPS = 4.0
-"""Median steps without a report after which the floor does not wait for a learner."""
+"""Median times between reports, without one, after which the floor waits for no learner."""
 
 LOOKS_PER_STEP = 2
-"""How often in a median step it is checked which learners have not reported for long."""
+"""How often between two reports it is checked which learners have not reported for long."""
 
 VAIN_DOUBLINGS_MAX = 12
 """The most doublings of a deadline; nine lead from ``PULL_S_UNKNOWN`` to ``PULL_S_MAX``."""

@@ -17,6 +17,7 @@ from ddloco.debugger import report_lanes, report_merges
 from ddloco.debugger.recorded_job import open_job
 from ddloco.debugger.report import MARK, page_of
 from ddloco.debugger.report_data import Fact, report_data
+from ddloco.debugger.report_lanes import RawStep, _mean_loss
 from ddloco.debugger.timeline import clock_offsets
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -415,3 +416,10 @@ def test_the_refused_and_the_late_are_counted_as_they_are_shown(simulate):
     assert f"{red} refused, {kinds.count('late')} late" in said
     assert kinds.count("refused") == red
     assert kinds.count("late") > 0
+
+
+def test_the_mean_loss_of_a_block_counts_every_step():
+    """Also of steps that were asked for together, whose loss is their mean."""
+    one = RawStep(1.0, 5, 1, 4.0, 8, {})
+    three = RawStep(2.0, 9, 4, 2.0, 24, {}, count=3)
+    assert _mean_loss([one, three]) == 2.5
