@@ -10,13 +10,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddloco.job.config import Outer
-from ddloco.job.protocol.compression import Format, compressed_layout
+from ddloco.job.protocol.compression import BLOCK, Format, compressed_layout
 from ddloco.job.protocol.fragment_plan import FragmentPlan, wire_layout
-from ddloco.machines.outer.merge import TensorSegment, fragment_segments
+from ddloco.machines.outer.block_kernel import Raw
+from ddloco.machines.outer.merge import LazyFragment, TensorSegment, fragment_segments
 from ddloco.stage.arrays.array_table import F32
-from ddloco.workers.quantization import encoded_part
+from ddloco.workers.compressed_elements import CompressedElements, compressed_elements
 from ddloco.workers.quantization_kernel import quantizer
 from transport import DTYPES, Bytes, Payload, Pieces, aligned, copy_payload, describe
 
@@ -175,10 +177,10 @@ class Layouts:
         return stored.data if isinstance(stored, Payload) else self.wire(fragment, stored)
 
 
-class DecompressedOnDemand:
-    """The bytes of a flat float32 fragment, of which only the differences to another one are in
-    memory: each range is decompressed when it is read. A merge reads every range twice, in blocks
-    that stay in the cache, so this is no slower than reading the whole fragment from memory.
+class DecompressedOnDemand(LazyFragment):
+    """A fragment of which only the differences to another one are in memory. A merge reads every
+    element twice, in rows that stay in the first cache where it is compiled, so this is no slower
+    than reading the whole fragment from memory.
 
     Args:
         rows: the compressed differences of each tensor that has elements, and where it lies.
@@ -195,24 +197,26 @@ class DecompressedOnDemand:
         base: F32 | None,
     ) -> None:
         self.size = 4 * elements
-        """All bytes."""
-        self._rows, self._base = rows, base
-        self._form: Format = form
         self._starts = [segment.start for _, segment in rows]
+        self._tensors: list[NDArray[Any] | CompressedElements] = []
+        for row, segment in rows:
+            if segment.state:
+                self._tensors.append(row.view(np.float32))
+                continue
+            own = None if base is None else base[segment.start : segment.stop]
+            size = segment.stop - segment.start
+            self._tensors.append(compressed_elements(row, form, size, own))
 
-    def __getitem__(self, span: slice) -> Bytes:
-        """The bytes of a span, which has a start and a stop and lies in one tensor."""
-        row, segment = self._rows[bisect_right(self._starts, span.start // 4) - 1]
-        start, stop = (at // 4 - segment.start for at in (span.start, span.stop))
-        if segment.state:
-            return row[4 * start : 4 * stop]
-        part, first, last = encoded_part(row, self._form, segment.stop - segment.start, start, stop)
-        out = np.empty(last - first, np.float32)
-        base = self._base
-        if base is not None:
-            base = base[segment.start + first : segment.start + last]
-        quantizer().decode(part, self._form, out, base=base)
-        return out[start - first : stop - first].view(np.uint8)
+    def elements(self, start: int, stop: int) -> Raw:
+        """See ``LazyFragment``."""
+        which = bisect_right(self._starts, start) - 1
+        tensor, first = self._tensors[which], self._starts[which]
+        start, stop = start - first, stop - first
+        if isinstance(tensor, np.ndarray):
+            return tensor[start:stop]
+        within = start % BLOCK
+        part = tensor.part(start - within, stop)
+        return part.read()[within:] if within else part
 
 
 def _tensor(segment: TensorSegment, stored: Any) -> F32:

@@ -7,6 +7,9 @@
  *
  * Arrays are float32, or bfloat16 as the upper half of one. A row has LANES elements; what remains
  * of a block after its last row is left to numpy.
+ *
+ * Contributions that are compressed differences are decompressed a row at a time, into the first
+ * cache, where they are read.
  */
 
 #include <stddef.h>
@@ -133,6 +136,71 @@ CLONES double ddloco_weighted_change(const float *anchor, const void *const *raw
     if (bfloat16)
         return weighted_change(anchor, raws, 1, factors, count, rows, out);
     return weighted_change(anchor, raws, 0, factors, count, rows, out);
+}
+
+/* `ddloco_decode` of quantization_kernel.c. */
+typedef void decode_function(const uint8_t *scales, const uint8_t *codes, const float *base,
+                             size_t elements, int form, float *out);
+
+/* How compressed contributions are read, and how many bytes of scales and of codes a row has. */
+struct format {
+    decode_function *decode;
+    size_t form, scale_bytes, code_bytes;
+};
+
+/* Compressed differences to `base`, which may be NULL. */
+struct compressed {
+    const uint8_t *scales, *codes;
+    const float *base;
+};
+
+INLINE void decode_row(const struct format *format, const struct compressed *from, size_t row,
+                       float *out)
+{
+    format->decode(from->scales + row * format->scale_bytes, from->codes + row * format->code_bytes,
+                   from->base ? from->base + row * LANES : NULL, LANES, (int)format->form, out);
+}
+
+/* As ddloco_change_squares. */
+CLONES void ddloco_compressed_squares(const float *anchor, const struct compressed *raws,
+                                      const struct format *format, size_t count, size_t rows,
+                                      double *squares)
+{
+    for (size_t i = 0; i < count; i += 4) {
+        size_t group = count - i < 4 ? count - i : 4;
+        float lanes[4][LANES] = {{0}}, values[LANES];
+        for (size_t row = 0; row < rows; row++)
+            for (size_t k = 0; k < group; k++) {
+                decode_row(format, raws + i + k, row, values);
+                for (size_t j = 0; j < LANES; j++) {
+                    float change = anchor[row * LANES + j] - values[j];
+                    lanes[k][j] += change * change;
+                }
+            }
+        for (size_t k = 0; k < group; k++)
+            squares[i + k] = pairwise(lanes[k], LANES);
+    }
+}
+
+/* As ddloco_weighted_change. */
+CLONES double ddloco_compressed_change(const float *anchor, const struct compressed *raws,
+                                       const struct format *format, const float *factors,
+                                       size_t count, size_t rows, float *restrict out)
+{
+    float lanes[LANES] = {0}, values[LANES];
+    for (size_t row = 0; row < rows; row++) {
+        const float *from = anchor + row * LANES;
+        float *sums = out + row * LANES;
+        memset(sums, 0, LANES * sizeof *sums);
+        for (size_t i = 0; i < count; i++) {
+            decode_row(format, raws + i, row, values);
+            for (size_t j = 0; j < LANES; j++)
+                sums[j] += (from[j] - values[j]) * factors[i];
+        }
+        for (size_t j = 0; j < LANES; j++)
+            lanes[j] += sums[j] * sums[j];
+    }
+    return pairwise(lanes, LANES);
 }
 
 /* One Nesterov step of `count` elements; `delta` becomes the new theta. */

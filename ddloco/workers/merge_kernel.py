@@ -13,8 +13,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.machines.outer.block_kernel import F32, LANES, NUMPY, BlockKernel, rest_sum, subtract
+from ddloco.job.protocol.compression import Format, encoded_bytes
+from ddloco.machines.outer.block_kernel import (
+    F32,
+    LANES,
+    NUMPY,
+    BlockKernel,
+    Raw,
+    elements_of,
+    rest_sum,
+    subtract,
+)
 from ddloco.workers.compiled import compiled
+from ddloco.workers.compressed_elements import CompressedElements, compressed_elements, row_bytes
+from ddloco.workers.quantization import NUMPY as NUMPY_QUANTIZER
+from ddloco.workers.quantization_kernel import FORMS, CompiledQuantizer, quantizer
 
 LIBRARY = "_merge_kernel.so"
 """See ``compiled``."""
@@ -50,17 +63,25 @@ class CompiledKernel:
             *(pointer, pointer, ctypes.c_int, pointer, size, size, pointer)
         ]
         self._weighted_change.restype = ctypes.c_double
+        self._compressed_squares = library.ddloco_compressed_squares
+        self._compressed_squares.argtypes = [*[pointer] * 3, size, size, pointer]
+        self._compressed_squares.restype = None
+        self._compressed_change = library.ddloco_compressed_change
+        self._compressed_change.argtypes = [*[pointer] * 4, size, size, pointer]
+        self._compressed_change.restype = ctypes.c_double
         self._nesterov = library.ddloco_nesterov
         self._nesterov.argtypes = [pointer] * 4 + [ctypes.c_float] * 3 + [size]
         self._nesterov.restype = None
 
-    def change_squares(self, anchor: F32, raws: Sequence[NDArray[Any]]) -> list[float]:
+    def change_squares(self, anchor: F32, raws: Sequence[Raw]) -> list[float]:
         """See ``BlockKernel.change_squares``."""
-        kind = _kind(raws)
-        if kind is None:
-            return NUMPY.change_squares(anchor, raws)
         squares, rows = (ctypes.c_double * len(raws))(), anchor.size // LANES
-        self._change_squares(_at(anchor), _places(raws), kind, len(raws), rows, squares)
+        if (lazy := _compressed(raws)) is not None:
+            self._compressed_squares(_at(anchor), *lazy, len(raws), rows, squares)
+        elif (plain := _plain(raws)) is not None:
+            self._change_squares(_at(anchor), *plain, len(raws), rows, squares)
+        else:
+            return NUMPY.change_squares(anchor, raws)
         whole = rows * LANES
         rest = anchor[whole:]
         if not rest.size:
@@ -69,26 +90,26 @@ class CompiledKernel:
         found: list[float] = []
         with np.errstate(over="ignore", invalid="ignore"):
             for square, raw in zip(squares, raws, strict=True):
-                subtract(rest, raw[whole:], change)
+                subtract(rest, elements_of(raw, whole), change)
                 found.append(square + rest_sum(change))
         return found
 
     def weighted_change(
-        self, anchor: F32, raws: Sequence[NDArray[Any]], factors: Sequence[float], out: F32
+        self, anchor: F32, raws: Sequence[Raw], factors: Sequence[float], out: F32
     ) -> float:
         """See ``BlockKernel.weighted_change``."""
-        kind = _kind(raws)
-        if kind is None:
+        rows, told = anchor.size // LANES, (ctypes.c_float * len(raws))(*factors)
+        more = told, len(raws), rows, _at(out)
+        if (lazy := _compressed(raws)) is not None:
+            square = float(self._compressed_change(_at(anchor), *lazy, *more))
+        elif (plain := _plain(raws)) is not None:
+            square = float(self._weighted_change(_at(anchor), *plain, *more))
+        else:
             return NUMPY.weighted_change(anchor, raws, factors, out)
-        rows = anchor.size // LANES
-        told, count = (ctypes.c_float * len(raws))(*factors), len(raws)
-        square = float(
-            self._weighted_change(_at(anchor), _places(raws), kind, told, count, rows, _at(out))
-        )
         whole = rows * LANES
         if whole == anchor.size:
             return square
-        rests = [raw[whole:] for raw in raws]
+        rests = [elements_of(raw, whole) for raw in raws]
         return square + NUMPY.weighted_change(anchor[whole:], rests, factors, out[whole:])
 
     def nesterov(
@@ -103,14 +124,51 @@ def _at(array: NDArray[Any]) -> int:
     return array.ctypes.data
 
 
-def _places(arrays: Sequence[NDArray[Any]]) -> "ctypes.Array[ctypes.c_void_p]":
-    return (ctypes.c_void_p * len(arrays))(*map(_at, arrays))
+def _plain(raws: Sequence[Raw]) -> tuple[Any, int] | None:
+    """How C is told of arrays of one dtype that it reads; None if they are to be left to numpy."""
+    kinds = {_COMPILED.get(raw.dtype) if isinstance(raw, np.ndarray) else None for raw in raws}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind is None:
+        return None
+    arrays: Any = raws
+    return (ctypes.c_void_p * len(raws))(*map(_at, arrays)), kind
 
 
-def _kind(raws: Sequence[NDArray[Any]]) -> int | None:
-    """How the dtype that all of them have is told; None if they are to be left to numpy."""
-    dtypes = {raw.dtype for raw in raws}
-    return _COMPILED.get(dtypes.pop()) if len(dtypes) == 1 else None
+class _Compressed(ctypes.Structure):
+    """``struct compressed``."""
+
+    _fields_ = (
+        ("scales", ctypes.c_void_p),
+        ("codes", ctypes.c_void_p),
+        ("base", ctypes.c_void_p),
+    )
+
+
+class _Format(ctypes.Structure):
+    """``struct format``."""
+
+    _fields_ = (
+        ("decode", ctypes.c_void_p),
+        ("form", ctypes.c_size_t),
+        ("scale_bytes", ctypes.c_size_t),
+        ("code_bytes", ctypes.c_size_t),
+    )
+
+
+def _compressed(raws: Sequence[Raw]) -> tuple[Any, Any] | None:
+    """How C is told of compressed elements of one format; None if there are others among them, or
+    compression is not compiled."""
+    forms = {raw.form if isinstance(raw, CompressedElements) else None for raw in raws}
+    form, by = forms.pop() if len(forms) == 1 else None, quantizer()
+    if form not in FORMS or not isinstance(by, CompiledQuantizer):
+        return None
+    lazy: Any = raws
+    places = [
+        (_at(each.scales), _at(each.codes), None if each.base is None else _at(each.base))
+        for each in lazy
+    ]
+    told = _Format(by.decoder, FORMS[form], *row_bytes(form, LANES))
+    return (_Compressed * len(raws))(*places), ctypes.byref(told)
 
 
 def _sampled(kernel: BlockKernel) -> list[Any]:
@@ -120,11 +178,23 @@ def _sampled(kernel: BlockKernel) -> list[Any]:
         (2 + _SAMPLE_COUNT, _SAMPLE_ROWS * LANES + 7), np.float32
     )
     halves = [(value.view(np.uint32) >> 16).astype(np.uint16) for value in values]
-    return [_results(kernel, theta, momentum, raws) for raws in (values, halves)]
+    lazy: list[Sequence[Raw]] = [_lazy(values, theta, form) for form in FORMS]
+    return [_results(kernel, theta, momentum, raws) for raws in (values, halves, *lazy)]
+
+
+def _lazy(values: Sequence[F32], base: F32, form: Format) -> list[Raw]:
+    """The values, compressed; every second one as it is, the others as differences to the base."""
+    found: list[Raw] = []
+    for number, value in enumerate(values):
+        data = np.zeros(encoded_bytes(value.size, form), np.uint8)
+        own = base if number % 2 else None
+        NUMPY_QUANTIZER.encode(value, form, data, base=own)
+        found.append(compressed_elements(data, form, value.size, own))
+    return found
 
 
 def _results(
-    kernel: BlockKernel, theta: F32, momentum: F32, raws: Sequence[NDArray[Any]]
+    kernel: BlockKernel, theta: F32, momentum: F32, raws: Sequence[Raw]
 ) -> tuple[Any, ...]:
     out, momentum_out = np.empty_like(theta), np.empty_like(theta)
     squares = kernel.change_squares(theta, raws)

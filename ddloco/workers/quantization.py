@@ -204,32 +204,6 @@ def decode(data: U8, form: Format, elements: int) -> F32:
     return out.reshape(-1)[:elements]
 
 
-def encoded_part(
-    data: U8, form: Format, elements: int, start: int, stop: int
-) -> tuple[U8, int, int]:
-    """The compressed bytes of some elements of a tensor, and of all others in their blocks.
-
-    Args:
-        data: the whole tensor's, uint8 of length ``encoded_bytes(elements, form)``.
-        form: the format.
-        elements: the number of elements of the tensor.
-        start: the first element.
-        stop: the one after the last.
-
-    Returns:
-        The bytes, which decode by themselves, and the first and the last element plus one that they
-        stand for.
-    """
-    if form in {"float32", "bfloat16"}:
-        each = BITS[form] // 8
-        return data[start * each : stop * each], start, stop
-    first, last = start // BLOCK, blocks_of(stop)
-    scales, codes = SCALE_BYTES, BLOCK * BITS[form] // 8
-    behind = data[blocks_of(elements) * scales :]
-    parts = data[first * scales : last * scales], behind[first * codes : last * codes]
-    return np.concatenate(parts), first * BLOCK, min(last * BLOCK, elements)
-
-
 def _chunks(values: F32) -> Iterator[tuple[slice, F32, int]]:
     """Yield runs of blocks: their numbers, their elements as rows, and the elements in each row.
 

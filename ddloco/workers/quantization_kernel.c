@@ -255,16 +255,15 @@ INLINE void encode_blocks(const float *values, const float *base, const float *e
     }
 }
 
-INLINE void decode_blocks(const uint8_t *data, const float *base, size_t elements,
-                          const enum form form, float *out)
+INLINE void decode_blocks(const uint8_t *scales, const uint8_t *packs, const float *base,
+                          size_t elements, const enum form form, float *out)
 {
     size_t blocks = (elements + BLOCK - 1) / BLOCK, packed = BLOCK * bits_per_code(form) / 8;
-    const uint8_t *packs = data + blocks * SCALE_BYTES;
     for (size_t k = 0; k < blocks; k++) {
         size_t start = k * BLOCK, count = elements - start < BLOCK ? elements - start : BLOCK;
         union codes codes;
         float scale, values[BLOCK];
-        memcpy(&scale, data + k * SCALE_BYTES, SCALE_BYTES);
+        memcpy(&scale, scales + k * SCALE_BYTES, SCALE_BYTES);
         unpack(packs + k * packed, form, &codes);
         for (size_t j = 0; j < BLOCK; j++)
             values[j] = value_of(codes.bytes[j], form) * scale;
@@ -348,13 +347,14 @@ CLONES void ddloco_encode(const float *values, const float *base, const float *e
         WITH_CONSTANT_FORM(ENCODE)
 }
 
-/* Write base + differences; `base` may be NULL. */
-CLONES void ddloco_decode(const uint8_t *data, const float *base, size_t elements, int form,
-                          float *out)
+/* Write base + differences, from the scales of all blocks and their codes; `base` may be NULL. In
+ * bfloat16, which has no scales, the elements are where scales would be. */
+CLONES void ddloco_decode(const uint8_t *scales, const uint8_t *codes, const float *base,
+                          size_t elements, int form, float *out)
 {
-#define DECODE(constant) decode_blocks(data, base, elements, constant, out)
+#define DECODE(constant) decode_blocks(scales, codes, base, elements, constant, out)
     if (form == BFLOAT16)
-        decode_bfloat16(data, base, elements, out);
+        decode_bfloat16(scales, base, elements, out);
     else
         WITH_CONSTANT_FORM(DECODE)
 }

@@ -12,14 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.job.protocol.compression import BLOCK, Format, encoded_bytes
+from ddloco.job.protocol.compression import (
+    BLOCK,
+    SCALE_BYTES,
+    Format,
+    blocks_of,
+    encoded_bytes,
+)
 from ddloco.workers.compiled import compiled
 from ddloco.workers.quantization import F32, NUMPY, U8, Quantizer
 
 LIBRARY = "_quantization_kernel.so"
 """See ``compiled``."""
 
-_FORMS: dict[Format, int] = {
+FORMS: dict[Format, int] = {
     form: number for number, form in enumerate(("bfloat16", "int8", "int4", "e3m0", "int2", "int1"))
 }
 """The formats that the compiled loops know, with how they are told; "float32" is left to numpy."""
@@ -47,8 +53,10 @@ class CompiledQuantizer:
         self._encode.argtypes = [*[pointer] * 3, size, ctypes.c_int, *[pointer] * 3]
         self._encode.restype = None
         self._decode = library.ddloco_decode
-        self._decode.argtypes = [pointer, pointer, size, ctypes.c_int, pointer]
+        self._decode.argtypes = [*[pointer] * 3, size, ctypes.c_int, pointer]
         self._decode.restype = None
+        self.decoder = ctypes.cast(self._decode, pointer).value
+        """The address of ``ddloco_decode``, for other compiled loops."""
 
     def encode(
         self,
@@ -62,7 +70,7 @@ class CompiledQuantizer:
         lost: F32 | None = None,
     ) -> None:
         """See ``Quantizer.encode``."""
-        told = _FORMS.get(form)
+        told = FORMS.get(form)
         if told is None or not _in_rows(values, base, error, lost, out):
             NUMPY.encode(
                 *(values, form, out), base=base, error=error, noise_seed=noise_seed, lost=lost
@@ -74,12 +82,13 @@ class CompiledQuantizer:
 
     def decode(self, data: U8, form: Format, out: F32, *, base: F32 | None = None) -> None:
         """See ``Quantizer.decode``."""
-        told = _FORMS.get(form)
+        told = FORMS.get(form)
         if told is None or not _in_rows(data, out, base):
             NUMPY.decode(data, form, out, base=base)
             return
         assert data.size == encoded_bytes(out.size, form), "the format's size"
-        self._decode(_at(data), _at(base), out.size, told, _at(out))
+        codes = data[blocks_of(out.size) * SCALE_BYTES :]
+        self._decode(_at(data), _at(codes), _at(base), out.size, told, _at(out))
 
 
 def _at(array: NDArray[Any] | None) -> int | None:
@@ -104,7 +113,7 @@ def _sampled(by: Quantizer) -> list[Any]:
     arrays = np.random.default_rng(0).standard_normal((3, _SAMPLE), np.float32)
     arrays[0, :BLOCK] *= np.float32(1e-33)
     arrays[0, BLOCK], arrays[0, 2 * BLOCK] = np.nan, np.inf
-    return [_results(by, form, arrays, seed) for form in _FORMS for seed in (None, 11)]
+    return [_results(by, form, arrays, seed) for form in FORMS for seed in (None, 11)]
 
 
 def _results(by: Quantizer, form: Format, arrays: F32, seed: int | None) -> tuple[bytes, ...]:

@@ -34,7 +34,8 @@ from typing import Any, Protocol
 import numpy as np
 import zmq
 from bench_roundtrip import plain, receive_into
-from star import FRAGMENTS, LEARNERS, start_ours
+from shaped_link import Place, enter
+from star import FRAGMENTS, LEARNERS, LOOPBACK, start_ours
 from tools import Servant, median, median_interval, say, servant
 
 from ddloco.stage.process.malloc import keep_freed_memory
@@ -134,21 +135,35 @@ def lines(figures: dict[str, Any]) -> list[str]:
 # Raw.
 
 
-def start_raw(stack: ExitStack, nbytes: int, pieces: int, average: bool) -> list[Servant]:
-    hub = stack.enter_context(servant(serve_raw_hub, nbytes, pieces, average))
-    port = hub.answer()
-    return [stack.enter_context(servant(serve_raw_learner, port, nbytes)) for _ in range(LEARNERS)]
+def start_raw(
+    stack: ExitStack,
+    nbytes: int,
+    pieces: int,
+    average: bool,
+    places: tuple[Place, Place] = (LOOPBACK, LOOPBACK),
+    learners: int = LEARNERS,
+) -> list[Servant]:
+    """The same star over plain sockets; see `star.start_ours` for places and learners."""
+    hub = stack.enter_context(servant(serve_raw_hub, learners, nbytes, pieces, average, places[0]))
+    address = hub.answer()
+    return [
+        stack.enter_context(servant(serve_raw_learner, address, nbytes, places[1]))
+        for _ in range(learners)
+    ]
 
 
-def serve_raw_hub(connection: Connection, nbytes: int, pieces: int, average: bool) -> None:
+def serve_raw_hub(
+    connection: Connection, learners: int, nbytes: int, pieces: int, average: bool, place: Place
+) -> None:
     """Receives from all, sends to all, a piece once all parts of it are there."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        connection.send(server.getsockname()[1])
-        links = [plain(server.accept()[0]) for _ in range(LEARNERS)]
+    enter(place)
+    with socket.create_server((place.address, 0)) as server:
+        connection.send(server.getsockname())
+        links = [plain(server.accept()[0]) for _ in range(learners)]
     star = RawStar(links, nbytes, pieces, average)
     threads = [
         threading.Thread(target=work, args=(m,), daemon=True)
-        for m in range(LEARNERS)
+        for m in range(learners)
         for work in (star.receive, star.send)
     ]
     for thread in threads:
@@ -179,7 +194,7 @@ class RawStar:
                     return
                 with self._lock:
                     self._there[index] += 1
-                    last = self._there[index] == LEARNERS
+                    last = self._there[index] == len(self._links)
                 if last:
                     self._there[index] = 0
                     self._combine(cut)
@@ -193,7 +208,7 @@ class RawStar:
         np.add(self._parts[0][cut], self._parts[1][cut], out=result)
         for part in self._parts[2:]:
             np.add(result, part[cut], out=result)
-        np.multiply(result, np.float32(1 / LEARNERS), out=result)
+        np.multiply(result, np.float32(1 / len(self._links)), out=result)
 
     def send(self, m: int) -> None:
         """Every piece that is ready, to one learner."""
@@ -204,10 +219,13 @@ class RawStar:
                 return
 
 
-def serve_raw_learner(connection: Connection, port: int, nbytes: int) -> None:
+def serve_raw_learner(
+    connection: Connection, address: tuple[str, int], nbytes: int, place: Place
+) -> None:
     """Sends all and receives all at once, at each word."""
+    enter(place)
     source, target = (memoryview(np.ones(nbytes, np.uint8)) for _ in range(2))
-    with plain(socket.create_connection(("127.0.0.1", port))) as link:
+    with plain(socket.create_connection(address)) as link:
         while connection.recv():
             sender = threading.Thread(target=partial(link.sendall, source))
             sender.start()

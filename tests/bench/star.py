@@ -53,8 +53,9 @@ def start_ours(
     places: tuple[Place, Place] = (LOOPBACK, LOOPBACK),
     *,
     share: bool = False,
+    learners: int = LEARNERS,
 ) -> list[Servant]:
-    """The processes of four learners, whose rounds begin and end at a word.
+    """The processes of learners, whose rounds begin and end at a word.
 
     Args:
         stack: ends them and the hub.
@@ -63,14 +64,15 @@ def start_ours(
         places: where the hub runs, and the learners.
         share: whether payloads are read in the memory of their sender, as in a job whose actors are
             on one host.
+        learners: how many there are.
     """
-    hub = stack.enter_context(servant(serve_hub, nbytes, form, places[0], share))
+    hub = stack.enter_context(servant(serve_hub, learners, nbytes, form, places[0], share))
     address = hub.answer()
     return [
         stack.enter_context(
             servant(serve_learner, (address, share), nbytes, form, places[1], f"learner-{m}.1")
         )
-        for m in range(LEARNERS)
+        for m in range(learners)
     ]
 
 
@@ -134,14 +136,13 @@ class Hub:
     """Merges each fragment once all parts are there, and tells all learners."""
 
     def __init__(
-        self, endpoint: Any, nbytes: int, form: str, nursery: trio.Nursery, *, share: bool
+        self, endpoint: Any, learners: int, nbytes: int, form: str, nursery: trio.Nursery
     ) -> None:
+        self._learners = learners
         self._plan = make_plan(nbytes)
         self._compresses = form != WHOLE
-        self._arrays = ArrayTable(SharedMemory())
-        if share:
-            endpoint.share(self._arrays.shared)
-        self._executor = make_executor("syncer.1", self._arrays, self._plan, form)
+        self.arrays = ArrayTable(SharedMemory())
+        self._executor = make_executor("syncer.1", self.arrays, self._plan, form)
         self._sender = Sender(endpoint, LISTENER)
         self._assemblers: dict[str, Assembler[Any]] = {}
         self._nursery = nursery
@@ -152,11 +153,11 @@ class Hub:
             start, stop = self._plan.fragment_slice(p)
             zeros = np.zeros((stop - start) // 4, np.float32)
             self._globals.append(self._names(p, 0))
-            self._arrays.put(f"theta/{p}/0", zeros)
-            self._arrays.put(f"outer/{p}/0", zero_state(Outer(), zeros))
-            self._arrays.put(f"wire/{p}/0", self._executor.layouts.sent(p, zeros))
+            self.arrays.put(f"theta/{p}/0", zeros)
+            self.arrays.put(f"outer/{p}/0", zero_state(Outer(), zeros))
+            self.arrays.put(f"wire/{p}/0", self._executor.layouts.sent(p, zeros))
             if self._compresses:
-                self._arrays.put(f"held/{p}/0", self._executor.layouts.sent(p, zeros))
+                self.arrays.put(f"held/{p}/0", self._executor.layouts.sent(p, zeros))
 
     def _names(self, p: int, number: int) -> tuple[str, ...]:
         """The handles of a version."""
@@ -173,8 +174,8 @@ class Hub:
         self._work += 1
         p, parts = message.header.body.fragment, self._parts[message.header.body.fragment]
         handle = parts[arrival.route] = f"in/{self._work}"
-        self._arrays.put(handle, message.payload)
-        if len(parts) == LEARNERS:
+        self.arrays.put(handle, message.payload)
+        if len(parts) == self._learners:
             self._nursery.start_soon(self._merge, p, dict(parts))
             parts.clear()
 
@@ -193,18 +194,20 @@ class Hub:
                 differences=differences,
             )
         )
-        assert len(done.accepted) == LEARNERS, done
+        assert len(done.accepted) == self._learners, done
         self._globals[p] = made
         for handle in (*before[:4], *parts.values()):
-            self._arrays.free(handle)
-        payload = self._arrays.get(made[-1])
+            self.arrays.free(handle)
+        payload = self.arrays.get(made[-1])
         for route in parts:
             self._sender.send(route, GlobalFragment(p, number), payload)
         if self._compresses:
-            self._arrays.free(made[-1])
+            self.arrays.free(made[-1])
 
 
-def serve_hub(connection: Connection, nbytes: int, form: str, place: Place, share: bool) -> None:
+def serve_hub(
+    connection: Connection, learners: int, nbytes: int, form: str, place: Place, share: bool
+) -> None:
     """The syncer's side; says its address, then serves until it is told to end."""
     enter(place)
     keep_freed_memory()
@@ -212,7 +215,9 @@ def serve_hub(connection: Connection, nbytes: int, form: str, place: Place, shar
     async def main() -> None:
         async with opened() as endpoint, trio.open_nursery() as nursery:
             connection.send(await endpoint.listen(f"tcp://{place.address}:*"))
-            hub = Hub(endpoint, nbytes, form, nursery, share=share)
+            hub = Hub(endpoint, learners, nbytes, form, nursery)
+            if share:
+                endpoint.share(hub.arrays.shared)
             nursery.start_soon(endpoint.run, hub.deliver)
             await trio.to_thread.run_sync(connection.recv)
             nursery.cancel_scope.cancel()

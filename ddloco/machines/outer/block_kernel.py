@@ -8,7 +8,7 @@ precision, one fixed loop of ``einsum``, and the lanes are then added in float64
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,18 +19,32 @@ LANES = 1024
 """Parallel running sums: 1.5 times as fast as a single sum, and more accurate."""
 
 
+class LazyElements(Protocol):
+    """Elements of a contribution that are computed where they are read."""
+
+    def read(self, start: int = 0) -> F32:
+        """Those from a multiple of ``LANES`` on."""
+        ...
+
+
+Raw: TypeAlias = NDArray[Any] | LazyElements
+"""Elements of a contribution: in its wire dtype, where uint16 stands for bfloat16, or lazy."""
+
+
+def elements_of(raw: Raw, start: int = 0) -> NDArray[Any]:
+    """Elements as an array, from a multiple of ``LANES`` on."""
+    return raw[start:] if isinstance(raw, np.ndarray) else raw.read(start)
+
+
 class BlockKernel(Protocol):
-    """What a merge computes on a block; all arrays are flat and of one length.
+    """What a merge computes on a block; all arrays are flat and of one length."""
 
-    ``raws`` are elements of contributions in their wire dtypes; uint16 stands for bfloat16.
-    """
-
-    def change_squares(self, anchor: F32, raws: Sequence[NDArray[Any]]) -> list[float]:
+    def change_squares(self, anchor: F32, raws: Sequence[Raw]) -> list[float]:
         """For each contribution the sum of squares of ``anchor - raw``."""
         ...
 
     def weighted_change(
-        self, anchor: F32, raws: Sequence[NDArray[Any]], factors: Sequence[float], out: F32
+        self, anchor: F32, raws: Sequence[Raw], factors: Sequence[float], out: F32
     ) -> float:
         """Write the sum of ``factor * (anchor - raw)`` to ``out``; returns its sum of squares.
 
@@ -55,24 +69,24 @@ class BlockKernel(Protocol):
 class NumpyKernel:
     """``BlockKernel`` in numpy: an array operation at a time, for every wire dtype."""
 
-    def change_squares(self, anchor: F32, raws: Sequence[NDArray[Any]]) -> list[float]:
+    def change_squares(self, anchor: F32, raws: Sequence[Raw]) -> list[float]:
         """See ``BlockKernel.change_squares``."""
         change = np.empty_like(anchor)
         found: list[float] = []
         with np.errstate(over="ignore", invalid="ignore"):
             for raw in raws:
-                subtract(anchor, raw, change)
+                subtract(anchor, elements_of(raw), change)
                 found.append(square_sum(change))
         return found
 
     def weighted_change(
-        self, anchor: F32, raws: Sequence[NDArray[Any]], factors: Sequence[float], out: F32
+        self, anchor: F32, raws: Sequence[Raw], factors: Sequence[float], out: F32
     ) -> float:
         """See ``BlockKernel.weighted_change``."""
         change = np.empty_like(anchor)
         out.fill(0.0)
         for raw, factor in zip(raws, factors, strict=True):
-            subtract(anchor, raw, change)
+            subtract(anchor, elements_of(raw), change)
             np.multiply(change, np.float32(factor), out=change)
             np.add(out, change, out=out)
         return square_sum(out)

@@ -27,7 +27,15 @@ from numpy.typing import NDArray
 
 from ddloco.job.config import MergeRuleName, Outer
 from ddloco.job.protocol.fragment_plan import FragmentPlan, is_state
-from ddloco.machines.outer.block_kernel import F32, NUMPY, BlockKernel, square_sum, subtract
+from ddloco.machines.outer.block_kernel import (
+    F32,
+    NUMPY,
+    BlockKernel,
+    Raw,
+    elements_of,
+    square_sum,
+    subtract,
+)
 from ddloco.machines.outer.merge_rules.average import AVERAGE
 from ddloco.machines.outer.merge_rules.rule import MergeRule
 from ddloco.machines.outer.merge_rules.table import MERGE_RULES, tensor_rule, value_rule
@@ -86,6 +94,21 @@ class FragmentBytes(Protocol):
     def __getitem__(self, span: slice) -> Bytes:
         """The bytes of a span, which has a start and a stop."""
         ...
+
+
+class LazyFragment:
+    """The bytes of a flat float32 fragment, whose elements are computed where they are read."""
+
+    size: int
+    """All bytes."""
+
+    def __getitem__(self, span: slice) -> Bytes:
+        """See ``FragmentBytes``."""
+        return elements_of(self.elements(span.start // 4, span.stop // 4)).view(np.uint8)
+
+    def elements(self, start: int, stop: int) -> Raw:
+        """Those of a span in one tensor, lazy if its start is a multiple of ``LANES`` in it."""
+        raise NotImplementedError
 
 
 class WeightedFragment(NamedTuple):
@@ -365,7 +388,7 @@ def _measure_chunk(
         for i, square in enumerate(work.kernel.change_squares(anchor, raws)):
             measured, fault = square, ""
             if not SQUARES_MIN <= square <= SQUARES_MAX:
-                measured, fault = _measure_extreme(anchor, raws[i])
+                measured, fault = _measure_extreme(anchor, elements_of(raws[i]))
                 fault = fault and f"tensor {chunk.which}: {fault}"
             found[i] = (found[i][0] + measured, found[i][1] or fault)
     return found
@@ -447,7 +470,8 @@ def gather_chunk(
         raws = [_view(c, chunk.segment, block) for c, _ in counted]
         if rule.combine is not None:
             assert not work.sums, "other rules than weighted means have no sums"
-            square += rule.combine(work.anchor[block], raws, out[block])
+            arrays = [elements_of(raw) for raw in raws]
+            square += rule.combine(work.anchor[block], arrays, out[block])
             continue
         found = work.kernel.weighted_change(work.anchor[block], raws, used, out[block])
         square += _add_sums(work, of_sums, block, out[block]) if work.sums else found
@@ -552,9 +576,10 @@ def _blocks(chunk: Chunk) -> Iterable[slice]:
         yield slice(start, min(start + BLOCK_ELEMENTS, chunk.stop))
 
 
-def _view(contribution: WeightedFragment, segment: TensorSegment, block: slice) -> NDArray[Any]:
-    """A block's elements in a contribution, in their wire dtype; copied only if the block is in
-    two pieces."""
+def _view(contribution: WeightedFragment, segment: TensorSegment, block: slice) -> Raw:
+    """A block's elements in a contribution; copied only if the block is in two pieces."""
+    if isinstance(contribution.buffer, LazyFragment):
+        return contribution.buffer.elements(block.start, block.stop)
     itemsize = _itemsize(segment)
     first = segment.offset + (block.start - segment.start) * itemsize
     last = segment.offset + (block.stop - segment.start) * itemsize

@@ -1,6 +1,7 @@
 """The compiled arithmetic of merges has numpy's bits, and is not used where it has not."""
 
 import shutil
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -8,11 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddloco.job.config import Outer
+from ddloco.job.protocol.compression import BLOCK, encoded_bytes
 from ddloco.machines.outer.block_kernel import LANES, NumpyKernel
 from ddloco.machines.outer.merge import TensorSegment, WeightedFragment, merge_fragment
 from ddloco.machines.outer.optimizers.optimizer import STEPS, state_digest
 from ddloco.workers import merge_kernel as module
+from ddloco.workers.compressed_elements import CompressedElements, compressed_elements
 from ddloco.workers.merge_kernel import CompiledKernel, merge_kernel
+from ddloco.workers.quantization import NUMPY
+from ddloco.workers.quantization_kernel import FORMS
 
 SCALES = (1.0, 1e-3, 1e-25, 1e-41, 1e19, 3e37)
 """Ordinary values, squares that vanish, subnormal numbers, squares that overflow."""
@@ -28,6 +33,13 @@ def compiled():
     return kernel
 
 
+def compressed(values, form, base):
+    """Values as merges see them if they are compressed differences."""
+    data = np.zeros(encoded_bytes(values.size, form), np.uint8)
+    NUMPY.encode(values, form, data, base=base)
+    return compressed_elements(data, form, values.size, base)
+
+
 def as_wire(values, dtype):
     """Values in a wire dtype as merges see them."""
     if dtype == "bfloat16":
@@ -40,13 +52,15 @@ def as_wire(values, dtype):
     size=st.sampled_from([1, 7, LANES - 1, LANES, LANES + 1, 3 * LANES, 5 * LANES + 130]),
     learners=st.integers(1, 11),
     dtype=st.sampled_from(["float32", "bfloat16", "float16", "float64"]),
+    forms=st.lists(st.sampled_from(["", *FORMS, "float32"]), max_size=3),
     scale=st.sampled_from(SCALES),
     bad=st.sampled_from([0.0, -0.0, np.nan, np.inf]),
     seed=st.integers(0, 2**32 - 1),
 )
 @settings(max_examples=200, deadline=None)
-def test_compiled_arithmetic_has_numpys_bits(size, learners, dtype, scale, bad, seed):
-    """For all wire dtypes and sizes, with subnormal and huge numbers, NaN and infinity."""
+def test_compiled_arithmetic_has_numpys_bits(size, learners, dtype, forms, scale, bad, seed):
+    """For all wire dtypes and sizes, with subnormal and huge numbers, NaN and infinity; compressed
+    in one format or several, with and without a base, among others that are not compressed."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     rng = np.random.default_rng(seed)
@@ -54,6 +68,9 @@ def test_compiled_arithmetic_has_numpys_bits(size, learners, dtype, scale, bad, 
     theta, momentum, *values = numbers * np.float32(scale)
     values[0][size // 2] = bad
     raws = [as_wire(each, dtype) for each in values]
+    for number, form in zip(range(learners), cycle(forms)):
+        base = None if number % 3 == 0 else values[-1]
+        raws[number] = compressed(values[number], form, base) if form else raws[number]
     factors = [float(each) for each in rng.random(learners)]
     found = []
     for kernel in (merge_kernel(), NumpyKernel()):
@@ -73,6 +90,23 @@ def without_payload(array):
     array = array.copy()
     array[np.isnan(array)] = np.nan
     return array.tobytes()
+
+
+@pytest.mark.parametrize("form", [*FORMS, "float32"])
+def test_a_part_of_compressed_elements_reads_as_the_whole_does(form):
+    """From any block on, up to any element, with and without a base."""
+    size = 9 * BLOCK + 70
+    values, base = np.random.default_rng(1).standard_normal((2, size), np.float32)
+    for own in (None, base):
+        every = compressed(values, form, own)
+        whole = np.empty(size, np.float32)
+        data = np.concatenate([every.scales, every.codes])
+        NUMPY.decode(data, form, whole, base=own)
+        for start, stop in ((0, size), (0, 5), (BLOCK, 3 * BLOCK + 1), (9 * BLOCK, size)):
+            part = every.part(start, stop)
+            assert part.read().tobytes() == whole[start:stop].tobytes()
+            for first in range(0, stop - start, BLOCK):
+                assert part.read(first).tobytes() == whole[start + first : stop].tobytes()
 
 
 def test_a_whole_merge_has_numpys_bits(compiled):
@@ -98,8 +132,24 @@ def test_a_whole_merge_has_numpys_bits(compiled):
         assert one == other
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_compressed_contributions_are_read_by_compiled_loops(compiled, form, monkeypatch):
+    """They are not decompressed into memory first, but for what follows the last row."""
+    values = np.random.default_rng(2).standard_normal((5, 4 * LANES + 3), np.float32)
+    anchor, raws = values[0], [compressed(each, form, values[0]) for each in values[1:]]
+    sizes = []
+    read = CompressedElements.read
+    monkeypatch.setattr(
+        CompressedElements, "read", lambda self, at=0: sizes.append(at) or read(self, at)
+    )
+    compiled.change_squares(anchor, raws)
+    compiled.weighted_change(anchor, raws, [0.25] * 4, np.empty_like(anchor))
+    assert sizes == [4 * LANES] * 8
+
+
 def test_a_library_with_other_bits_is_not_used(compiled, monkeypatch):
-    """Nor is one that is not there: merges are then numpy's."""
+    """Nor is one that reads one compressed format in another way, or that is not there: merges are
+    then numpy's."""
     merge_kernel.cache_clear()
     step = CompiledKernel.nesterov
     monkeypatch.setattr(
@@ -107,6 +157,10 @@ def test_a_library_with_other_bits_is_not_used(compiled, monkeypatch):
         "nesterov",
         lambda self, theta, b, rates, out: step(self, theta, b, (rates[0], 0.71, rates[2]), out),
     )
+    assert isinstance(merge_kernel(), NumpyKernel)
+    monkeypatch.undo()
+    merge_kernel.cache_clear()
+    monkeypatch.setitem(module.FORMS, "int1", module.FORMS["int2"])
     assert isinstance(merge_kernel(), NumpyKernel)
     monkeypatch.undo()
     merge_kernel.cache_clear()
