@@ -26,6 +26,7 @@ from tools import ROOT, say
 
 NAMES = (
     *("merge", "compress", "door", "handle", "simulator", "roundtrip", "round", "peers"),
+    "links",
     *(
         "many_learners",
         "frozen",

@@ -1,16 +1,19 @@
-"""Two places on this machine that a link of a given rate joins: network namespaces and `tc`.
+"""Two places on this machine that a link joins: network namespaces.
 
-Their packets go through the kernel's own TCP and its token bucket (tbf), as on a real line of that
-rate. Needs root, ``ip`` and ``tc``; `can_shape` says whether they work here.
+A link of a given rate is the kernel's own token bucket (tbf); one that delays and loses packets is
+a switch in user space, whose rate is small (``tests.hosts``). Packets go through the kernel's own
+TCP, as on a real line. Needs root, ``ip`` and ``tc``; `can_shape` says whether they work here.
 """
 
 import ctypes
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.hosts.hosts import Hosts
 
 CLONE_NEWNET = 0x40000000
 NETWORK = "10.77.2"
@@ -60,6 +63,31 @@ def shaped_link(bits_s: float) -> Iterator[tuple[Place, Place]]:
             _call(f"ip -n {name} link set e0 up")
             _call(f"tc -n {name} qdisc add dev e0 root {shape}")
         yield places[0], places[1]
+
+
+@contextmanager
+def bad_link(bits_s: float, delay_s: float, loss: float) -> Iterator[tuple[Place, Place]]:
+    """Two places that are joined by a link of ``bits_s`` bits per second in each direction, which
+    delays each packet by ``delay_s`` and loses a share ``loss`` of them.
+
+    Raises:
+        OSError: ``ip`` or /dev/net/tun is missing, or not allowed.
+    """
+    with Hosts(("hub", "learners")) as hosts:
+        hosts.line("hub", "both", mbit=bits_s / 1e6, delay_s=delay_s, loss=loss)
+        hub, learners = (Place(hosts.namespace(name), at) for name, at in hosts.addresses.items())
+        yield hub, learners
+
+
+def control_congestion(places: Iterable[Place], name: str) -> bool:
+    """Have TCP in these places use an algorithm of congestion control, if the system allows it."""
+    setting = f"sysctl -qw net.ipv4.tcp_congestion_control={name}"
+    try:
+        for place in places:
+            _call(f"ip netns exec {place.namespace} {setting}")
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
 
 
 def can_shape() -> str:
