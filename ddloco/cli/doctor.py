@@ -69,6 +69,10 @@ WALL_CLOCK_MIN = 1_735_689_600.0
 
 RATES_GBIT = (0.1, 1.0, 10.0)
 
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+FOR_LOSSES = "bbr"
+"""The congestion control that does not take each lost packet for a line that is full."""
+
 Status = Literal["ok", "warning", "problem"]
 
 
@@ -152,6 +156,7 @@ def findings(
     yield files(job, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield disk(Path.cwd())
     yield port(bind)
+    yield from tcp(CONGESTION)
     if job is None or file is None:
         yield memory(0, 0, available())
         yield shared(0, MEMORY_FOLDER)
@@ -262,6 +267,15 @@ def port(bind: str) -> Checked:
         reason = getattr(error, "strerror", None) or error
         return Checked("port", "problem", f"{said}: {reason}", "choose another address or port")
     return Checked("port", "ok", f"{said} can be listened on")
+
+
+def tcp(setting: Path) -> Iterator[Checked]:
+    """What the system's TCP does when packets are lost; nothing if the system does not tell."""
+    with suppress(OSError):
+        name = setting.read_text().strip()
+        remedy = f"on lines that lose packets {FOR_LOSSES} carries several times as much"
+        said = f"congestion control {name}"
+        yield Checked("tcp", "ok", said, "" if name == FOR_LOSSES else remedy)
 
 
 def keys_of_job(job: Job) -> Checked:

@@ -32,7 +32,7 @@ FORMATS: tuple[Format, ...] = ("bfloat16", "int8", "int4", "e3m0", "int2", "int1
 ROUNDS_OF = (WHOLE, "bfloat16", "int8", "int4", "e3m0", "int1")
 LINK_BITS_S = 1e9
 REPEATS = 7
-ROUNDS = 9
+ROUNDS = 6
 
 AIMS = {"link": " (aim 3)", "loopback": " (aim 1)"}
 """For four bits."""

@@ -54,7 +54,7 @@ def measure(quick: bool) -> dict[str, Any]:
         cluster = Cluster(hosts, Path(place), SETTINGS)
         with hosts:
             cluster.start(SYNCER, *LEARNERS)
-            for kind in ("begins", "replies") * (1 if quick else 4) + ("dies",):
+            for kind in ("begins", "replies") * (1 if quick else 3) + ("dies",):
                 faults.append(one_fault(cluster, kind))
                 say(f"{faults[-1]}")
     return {"faults": faults, "torchft": torchft(quick)}

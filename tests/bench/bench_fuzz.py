@@ -15,16 +15,16 @@ from typing import Any
 from tests.hosts.cluster import SYNCER
 from tests.hosts.fuzz import fuzz, start
 
-MESSAGES, SECONDS_MAX = 100_000, 100.0
+MESSAGES, SECONDS_MAX = 100_000, 80.0
 """A slow machine throws fewer, and the line says how many; after a fifth of them, or of the time,
 sizes are looked at first."""
 
-MESSAGES_JUDGED = 20_000
+MESSAGES_JUDGED = 10_000
 """With fewer after that nothing is judged: what grows by a kilobyte each would not be noticed."""
 
 RATIO_MAX = 1.1
 """Of memory that is flat. A queue that is read in a burst, and pages between what is in use, come
-to a few MiB of some 65; a kilobyte kept of each of 80,000 messages would make it 2.2."""
+to a few MiB of some 65; a kilobyte kept of each of 10,000 messages would make it 1.15."""
 
 LEARNERS = ("learner-0", "learner-1")
 

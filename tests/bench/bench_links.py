@@ -45,7 +45,7 @@ MEGABYTES: dict[float, dict[Format, int]] = {
 the line or more, if no more than that fits into memory in several versions."""
 
 LEARNERS = (1, 4, 16)
-ROUNDS = 4
+ROUNDS, BAD_ROUNDS = 4, 2
 RAW = "plain sockets"
 DELAY_S, LOSS, BAD_BITS_S = 0.025, 0.01, 1e8
 CONTROLS = ("bbr", "reno")
@@ -66,12 +66,12 @@ def measure(quick: bool) -> dict[str, Any]:
             with shaped_link(bits_s) as places:
                 name = f"{bits_s / 1e9:g} Gbit/s"
                 cells += measured(name, bits_s, m, megabytes, places)
-    some, megabytes = learners[len(learners) // 2], rates[min(rates)]
+    some, megabytes = learners[len(learners) // 2], {WHOLE: rates[min(rates)][WHOLE]}
     for control in controls:
         name = f"0.1 Gbit/s with 50 ms and 1 % loss, {control}"
         with bad_link(BAD_BITS_S, DELAY_S, LOSS) as places:
             if control_congestion(places, control):
-                cells += measured(name, BAD_BITS_S, some, megabytes, places)
+                cells += measured(name, BAD_BITS_S, some, megabytes, places, BAD_ROUNDS)
     return {"cells": cells}
 
 
@@ -81,6 +81,7 @@ def measured(
     learners: int,
     megabytes: Mapping[Format, int],
     places: tuple[Place, Place],
+    rounds: int = ROUNDS,
 ) -> list[dict[str, Any]]:
     """Rounds with all formats and over plain sockets, in turns."""
     found: dict[str, dict[str, Any]] = {}
@@ -100,7 +101,7 @@ def measured(
             }
             if form == WHOLE:
                 kinds[RAW] = start_raw(stack, nbytes, FRAGMENTS, False, places, learners)
-        seconds = {kind: median(each) for kind, each in timed(kinds, ROUNDS).items()}
+        seconds = {kind: median(each) for kind, each in timed(kinds, rounds).items()}
     for form, each in found.items():
         each["median_s"], each["share"] = seconds[form], each["floor_s"] / seconds[form]
         say(line(each))

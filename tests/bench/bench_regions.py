@@ -34,7 +34,7 @@ def measure(quick: bool) -> dict[str, Any]:
     """Tokens and seconds of each method."""
     if missing():
         return {"missing": missing()}
-    seconds = 8.0 if quick else 30.0
+    seconds = 8.0 if quick else 20.0
     figures: dict[str, Any] = {}
     for method in METHODS:
         figures[method] = run_job(method, seconds)

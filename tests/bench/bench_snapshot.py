@@ -39,7 +39,7 @@ from snapshot import Manifest, Store
 from tests.hosts.cluster import SYNCER, Cluster, wait_until
 from tests.hosts.hosts import Loopback
 
-SNAPSHOTS = 5
+SNAPSHOTS = 4
 TAKEN_S_MAX = 400.0
 SPARE_BYTES = 2e9
 SYNCER_COPIES = 7

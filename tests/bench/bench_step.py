@@ -93,7 +93,7 @@ LARGE_BLOCK, SMALL_BLOCK = 12, 480
 
 def measure(quick: bool) -> dict[str, Any]:
     """Seconds for a step in each block of each loop, and the ratios of the pairs."""
-    pairs, block = (3, 4) if quick else (16, 24)
+    pairs, block = (3, 4) if quick else (12, 24)
     alls: list[float] = []
     with servant(serve_bare, JOB, env={**ONE, "NPROC": None}) as every:
         every.request(WARM_STEPS)
@@ -104,7 +104,7 @@ def measure(quick: bool) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "job.toml"
             path.write_text(LARGE_JOB.format(megabytes=megabytes))
-            pairs = 2 if quick else 4 if megabytes > 100 else 12
+            pairs = 2 if quick else 4 if megabytes > 100 else 8
             block = SMALL_BLOCK if megabytes == 1 and not quick else LARGE_BLOCK
             large[str(megabytes)] = pairs_of(path, pairs, block)
     return {**figures, "large": large, "mesh": on_mesh(1 if quick else 100)}

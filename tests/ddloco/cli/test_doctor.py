@@ -101,6 +101,17 @@ def test_a_port_in_use():
     assert doctor.port("tcp://*:*").status == "ok"
 
 
+def test_congestion_control_that_takes_losses_for_a_full_line(tmp_path):
+    """It is said what else there is; nothing is said where there is no such setting."""
+    setting = tmp_path / "tcp_congestion_control"
+    assert list(doctor.tcp(setting)) == []
+    for name in ("cubic", "reno", "bbr"):
+        setting.write_text(f"{name}\n")
+        (found,) = doctor.tcp(setting)
+        assert (found.status, found.said) == ("ok", f"congestion control {name}")
+        assert ("bbr carries" in found.remedy) == bool(found.remedy) == (name != "bbr")
+
+
 def test_keys_that_others_can_read(tmp_path):
     """As a run would refuse them."""
     make_keys(tmp_path / "keys", ["syncer", "learner-0", "learner-1", "observer"])
