@@ -45,7 +45,7 @@ def measure(quick: bool) -> dict[str, Any]:
     cells = []
     for method, interval in rows:
         for mbit in mbits:
-            found = run_job(method, interval, mbit, 3.0 if quick else 4.0)
+            found = run_job(method, interval, mbit, 3.0 if quick else 8.0)
             cells.append({"method": method, "interval": interval, "mbit": mbit, **found})
             say(f"{method}, H {interval}, {mbit:g} Mbit/s: {100 * found['share']:.1f} %")
     return {"cells": cells}

@@ -15,6 +15,7 @@ from ddloco.machines.outer.merge import TensorSegment, WeightedFragment, merge_f
 from ddloco.machines.outer.optimizers.optimizer import STEPS, state_digest
 from ddloco.workers import merge_kernel as module
 from ddloco.workers.compressed_elements import CompressedElements, compressed_elements
+from ddloco.workers.layout import DecompressedOnDemand
 from ddloco.workers.merge_kernel import CompiledKernel, merge_kernel
 from ddloco.workers.quantization import NUMPY
 from ddloco.workers.quantization_kernel import FORMS
@@ -130,6 +131,43 @@ def test_a_whole_merge_has_numpys_bits(compiled):
         ]
         one, other = ([r.theta.tobytes(), state_digest(r.state), r.norms] for r in results)
         assert one == other
+
+
+@pytest.mark.parametrize("form", [*FORMS, "float32"])
+def test_a_whole_merge_of_compressed_contributions_has_the_bits_of_decompressed_ones(form):
+    """With every rule, with task state, and beside one that was sent whole; for both kernels."""
+    sizes, rng = (300_000, 1, 5_000, 2_000), np.random.default_rng(4)
+    theta = rng.standard_normal(sum(sizes), np.float32)
+    segments, start = [], 0
+    for size, rule in zip(sizes, ("rda", "average", "median", "average"), strict=True):
+        place = start, start + size, rule, "float32", start * 4
+        segments.append(TensorSegment(*place, state=size < 5_000))
+        start += size
+    lazy, plain = [], []
+    for number in range(4):
+        values = theta + 0.01 * rng.standard_normal(theta.size, np.float32)
+        rows = []
+        for segment in segments:
+            part = slice(segment.start, segment.stop)
+            row = np.zeros(encoded_bytes(segment.stop - segment.start, form), np.uint8)
+            NUMPY.encode(values[part], form, row, base=theta[part])
+            rows.append((values[part].view(np.uint8) if segment.state else row, segment))
+            if not segment.state:
+                NUMPY.decode(row, form, values[part], base=theta[part])
+        read = DecompressedOnDemand(rows, form, theta.size, theta)
+        whole = values.view(np.uint8)
+        lazy.append(WeightedFragment(str(number), 1.0 + number, read if number else whole))
+        plain.append(WeightedFragment(str(number), 1.0 + number, whole))
+    state = {"momentum": 0.1 * theta, STEPS: np.array([3])}
+    results = [
+        merge_fragment(*(theta, state, given, segments), outer=Outer(), kernel=kernel)
+        for kernel in (merge_kernel(), NumpyKernel())
+        for given in (plain, lazy, lazy[1:], plain[1:])
+    ]
+    told = [(r.theta.tobytes(), state_digest(r.state), r.norms, r.accepted) for r in results]
+    assert len(told[0][3]) == 4
+    assert told[0] == told[1] == told[4] == told[5] != told[2]
+    assert told[2] == told[3] == told[6] == told[7]
 
 
 @pytest.mark.parametrize("form", FORMS)
