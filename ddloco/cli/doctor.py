@@ -70,6 +70,8 @@ WALL_CLOCK_MIN = 1_735_689_600.0
 RATES_GBIT = (0.1, 1.0, 10.0)
 
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+"""Where Linux says what its TCP does when packets are lost."""
+
 FOR_LOSSES = "bbr"
 """The congestion control that does not take each lost packet for a line that is full."""
 

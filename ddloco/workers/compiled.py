@@ -3,7 +3,9 @@
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
 
 K = TypeVar("K")
 
@@ -28,3 +30,8 @@ def compiled(
     except OSError:
         return numpy
     return found if results(found) == results(numpy) else numpy
+
+
+def address(array: NDArray[Any] | None) -> int | None:
+    """Where C finds an array; None for none."""
+    return None if array is None else array.ctypes.data

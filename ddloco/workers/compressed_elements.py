@@ -4,12 +4,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddloco.job.protocol.compression import BITS, BLOCK, SCALE_BYTES, Format, blocks_of
+from ddloco.job.protocol.compression import (
+    BITS,
+    BLOCK,
+    SCALE_BYTES,
+    UNSCALED,
+    Format,
+    blocks_of,
+)
 from ddloco.workers.quantization import F32, U8
 from ddloco.workers.quantization_kernel import quantizer
-
-UNSCALED = frozenset({"float32", "bfloat16"})
-"""Formats without blocks: their elements take the place of scales, and there are no codes."""
 
 
 class CompressedElements(NamedTuple):

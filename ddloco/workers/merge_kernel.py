@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddloco.job.protocol.compression import Format, encoded_bytes
 from ddloco.machines.outer.block_kernel import (
@@ -24,7 +23,7 @@ from ddloco.machines.outer.block_kernel import (
     rest_sum,
     subtract,
 )
-from ddloco.workers.compiled import compiled
+from ddloco.workers.compiled import address, compiled
 from ddloco.workers.compressed_elements import CompressedElements, compressed_elements, row_bytes
 from ddloco.workers.quantization import NUMPY as NUMPY_QUANTIZER
 from ddloco.workers.quantization_kernel import FORMS, CompiledQuantizer, quantizer
@@ -77,9 +76,9 @@ class CompiledKernel:
         """See ``BlockKernel.change_squares``."""
         squares, rows = (ctypes.c_double * len(raws))(), anchor.size // LANES
         if (lazy := _compressed(raws)) is not None:
-            self._compressed_squares(_at(anchor), *lazy, len(raws), rows, squares)
+            self._compressed_squares(address(anchor), *lazy, len(raws), rows, squares)
         elif (plain := _plain(raws)) is not None:
-            self._change_squares(_at(anchor), *plain, len(raws), rows, squares)
+            self._change_squares(address(anchor), *plain, len(raws), rows, squares)
         else:
             return NUMPY.change_squares(anchor, raws)
         whole = rows * LANES
@@ -99,11 +98,11 @@ class CompiledKernel:
     ) -> float:
         """See ``BlockKernel.weighted_change``."""
         rows, told = anchor.size // LANES, (ctypes.c_float * len(raws))(*factors)
-        more = told, len(raws), rows, _at(out)
+        more = told, len(raws), rows, address(out)
         if (lazy := _compressed(raws)) is not None:
-            square = float(self._compressed_change(_at(anchor), *lazy, *more))
+            square = float(self._compressed_change(address(anchor), *lazy, *more))
         elif (plain := _plain(raws)) is not None:
-            square = float(self._weighted_change(_at(anchor), *plain, *more))
+            square = float(self._weighted_change(address(anchor), *plain, *more))
         else:
             return NUMPY.weighted_change(anchor, raws, factors, out)
         whole = rows * LANES
@@ -116,12 +115,8 @@ class CompiledKernel:
         self, theta: F32, momentum: F32, rates: tuple[float, float, float], out: tuple[F32, F32]
     ) -> None:
         """See ``BlockKernel.nesterov``."""
-        places = (_at(theta), _at(momentum), _at(out[0]), _at(out[1]))
+        places = (address(theta), address(momentum), address(out[0]), address(out[1]))
         self._nesterov(*places, *rates, theta.size)
-
-
-def _at(array: NDArray[Any]) -> int:
-    return array.ctypes.data
 
 
 def _plain(raws: Sequence[Raw]) -> tuple[Any, int] | None:
@@ -131,7 +126,7 @@ def _plain(raws: Sequence[Raw]) -> tuple[Any, int] | None:
     if kind is None:
         return None
     arrays: Any = raws
-    return (ctypes.c_void_p * len(raws))(*map(_at, arrays)), kind
+    return (ctypes.c_void_p * len(raws))(*map(address, arrays)), kind
 
 
 class _Compressed(ctypes.Structure):
@@ -163,10 +158,7 @@ def _compressed(raws: Sequence[Raw]) -> tuple[Any, Any] | None:
     if form not in FORMS or not isinstance(by, CompiledQuantizer):
         return None
     lazy: Any = raws
-    places = [
-        (_at(each.scales), _at(each.codes), None if each.base is None else _at(each.base))
-        for each in lazy
-    ]
+    places = [tuple(map(address, (each.scales, each.codes, each.base))) for each in lazy]
     told = _Format(by.decoder, FORMS[form], *row_bytes(form, LANES))
     return (_Compressed * len(raws))(*places), ctypes.byref(told)
 

@@ -19,7 +19,7 @@ from ddloco.job.protocol.compression import (
     blocks_of,
     encoded_bytes,
 )
-from ddloco.workers.compiled import compiled
+from ddloco.workers.compiled import address, compiled
 from ddloco.workers.quantization import F32, NUMPY, U8, Quantizer
 
 LIBRARY = "_quantization_kernel.so"
@@ -77,8 +77,8 @@ class CompiledQuantizer:
             )
             return
         assert out.size == encoded_bytes(values.size, form), "the format's size"
-        read, noise = (_at(values), _at(base), _at(error)), _noise(noise_seed)
-        self._encode(*read, values.size, told, _at(noise), _at(out), _at(lost))
+        read, noise = (address(values), address(base), address(error)), _noise(noise_seed)
+        self._encode(*read, values.size, told, address(noise), address(out), address(lost))
 
     def decode(self, data: U8, form: Format, out: F32, *, base: F32 | None = None) -> None:
         """See ``Quantizer.decode``."""
@@ -88,11 +88,7 @@ class CompiledQuantizer:
             return
         assert data.size == encoded_bytes(out.size, form), "the format's size"
         codes = data[blocks_of(out.size) * SCALE_BYTES :]
-        self._decode(_at(data), _at(codes), _at(base), out.size, told, _at(out))
-
-
-def _at(array: NDArray[Any] | None) -> int | None:
-    return None if array is None else array.ctypes.data
+        self._decode(address(data), address(codes), address(base), out.size, told, address(out))
 
 
 def _in_rows(*arrays: NDArray[Any] | None) -> bool:

@@ -33,6 +33,9 @@ BITS: dict[Format, int] = {
 
 SCALE_BYTES = 4
 
+UNSCALED = frozenset({"float32", "bfloat16"})
+"""Formats without blocks: their elements take the place of scales, and there are no codes."""
+
 
 def blocks_of(elements: int) -> int:
     """The number of blocks of a tensor."""
@@ -41,7 +44,7 @@ def blocks_of(elements: int) -> int:
 
 def encoded_bytes(elements: int, form: Format) -> int:
     """The bytes of a compressed tensor: all scales, then all codes."""
-    if form in {"float32", "bfloat16"}:
+    if form in UNSCALED:
         return elements * BITS[form] // 8
     return blocks_of(elements) * (SCALE_BYTES + BLOCK * BITS[form] // 8)
 

@@ -175,14 +175,14 @@ def test_compressed_contributions_are_read_by_compiled_loops(compiled, form, mon
     """They are not decompressed into memory first, but for what follows the last row."""
     values = np.random.default_rng(2).standard_normal((5, 4 * LANES + 3), np.float32)
     anchor, raws = values[0], [compressed(each, form, values[0]) for each in values[1:]]
-    sizes = []
+    starts = []
     read = CompressedElements.read
     monkeypatch.setattr(
-        CompressedElements, "read", lambda self, at=0: sizes.append(at) or read(self, at)
+        CompressedElements, "read", lambda self, at=0: starts.append(at) or read(self, at)
     )
     compiled.change_squares(anchor, raws)
     compiled.weighted_change(anchor, raws, [0.25] * 4, np.empty_like(anchor))
-    assert sizes == [4 * LANES] * 8
+    assert starts == [4 * LANES] * 8
 
 
 def test_a_library_with_other_bits_is_not_used(compiled, monkeypatch):
