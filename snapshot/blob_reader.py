@@ -94,7 +94,7 @@ def read_blob(place: Place, digest: str) -> NDArray[np.uint8]:
     except FileNotFoundError:
         raise SnapshotError(f"{place.path(name)}: is missing") from None
     if summed.hexdigest() != digest:
-        raise SnapshotError(f"{place.path(name)}: {DAMAGED}")
+        raise DamagedError(f"{place.path(name)}: {DAMAGED}")
     return data
 
 

@@ -98,6 +98,24 @@ def manifest_problem(manifest: Manifest) -> str | None:
         return str(error)
 
 
+def outline(place: Place, manifest: Manifest) -> tuple[Inventory, list[str]]:
+    """The blobs that a snapshot needs, and what is wrong with its manifest and its pieces."""
+    inventory = take_inventory(place, manifest)
+    problems = list(inventory.problems)
+    wrong = manifest_problem(manifest)
+    if wrong is None and not problems and manifest.nbytes != inventory.nbytes:
+        wrong = f"says {manifest.nbytes} bytes, its blobs have {inventory.nbytes}"
+    if wrong is not None:
+        problems.insert(0, f"{place.path(file_of(manifest.id))}: {wrong}")
+    return inventory, problems
+
+
+def is_complete(place: Place, manifest: Manifest) -> bool:
+    """Whether a snapshot is a consistent cut, and its blobs have their sizes; they are not read."""
+    inventory, problems = outline(place, manifest)
+    return not problems and not lacking(place, inventory)
+
+
 def no_progress(_: int) -> None:
     """Ignore progress reports."""
 
@@ -120,13 +138,7 @@ class Verifier:
         except (SnapshotError, StorageError) as error:
             return [str(error)]
         self.files += 1
-        inventory = take_inventory(place, manifest)
-        problems = list(inventory.problems)
-        wrong = manifest_problem(manifest)
-        if wrong is None and not problems and manifest.nbytes != inventory.nbytes:
-            wrong = f"says {manifest.nbytes} bytes, its blobs have {inventory.nbytes}"
-        if wrong is not None:
-            problems.insert(0, f"{place.path(file_of(snapshot))}: {wrong}")
+        inventory, problems = outline(place, manifest)
         for digest, needed in inventory.blobs.items():
             verdict = self._verdict(digest, needed.size)
             if verdict is not None:

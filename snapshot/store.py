@@ -1,15 +1,22 @@
 """A store of snapshots: blobs are written first and the manifest last, so commits are atomic."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from numpy.typing import NDArray
 
 from snapshot.blob_reader import Listed, Progress, read_all, read_blob, read_manifest, read_piece
-from snapshot.integrity import Verifier, lacking, manifest_problem, no_progress, take_inventory
+from snapshot.integrity import (
+    Verifier,
+    is_complete,
+    lacking,
+    manifest_problem,
+    no_progress,
+    take_inventory,
+)
 from snapshot.manifest import (
     Entry,
     Manifest,
@@ -24,11 +31,14 @@ from snapshot.storage import (
     GRACE_S,
     LATEST,
     Blob,
+    DamagedError,
     SnapshotError,
     StorageError,
     blob_name,
     open_place,
 )
+
+T = TypeVar("T")
 
 NEWEST = "latest"
 
@@ -161,6 +171,32 @@ class Store:
             else "no other snapshot is intact"
         )
         raise SnapshotError(f"{_some(problems)}; {hint}")
+
+    def restore(self, read: Callable[[Manifest], T], snapshot: str = NEWEST) -> T:
+        """Return what ``read`` makes of a snapshot, which is read once.
+
+        Blobs are verified as ``read`` reads them; of the others only the sizes are checked. So
+        ``latest`` is the newest snapshot whose blobs are all there, and of which ``read`` finds
+        none damaged.
+
+        Raises:
+            SnapshotError: as ``load``.
+            StorageError: the storage cannot be read.
+        """
+        for manifest in self._candidates(snapshot):
+            if is_complete(self._place, manifest):
+                with suppress(DamagedError, StorageError):
+                    return read(manifest)
+        return read(self.load(snapshot))
+
+    def _candidates(self, snapshot: str) -> list[Manifest]:
+        """The manifest of a snapshot, if it can be read; of ``latest`` all, newest first."""
+        if snapshot == NEWEST:
+            self._check_one_run()
+            return [each.manifest for each in self.snapshots() if each.manifest is not None]
+        with suppress(SnapshotError, StorageError):
+            return [self.manifest(snapshot)]
+        return []
 
     def manifest(self, snapshot: str) -> Manifest:
         """Read a manifest and nothing else.

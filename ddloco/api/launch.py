@@ -121,10 +121,12 @@ def prepare_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
     if terms.module:
         keep_sources(folder, {f"{job.job.task.partition(':')[0]}.py": terms.module})
         task_digest(job.job.task, folder)
-    program = JobProgram(job, terms.snapshot, trust=terms.trust)
-    if terms.processes:
-        return Processes(program, folder)
-    return Cluster(program, folder, start_point, kind=job.transport.kind)
+    if not terms.processes:
+        return Cluster(JobProgram(job), folder, start_point, kind=job.transport.kind)
+    if start_point is None:
+        return Processes(JobProgram(job), folder)
+    # Each process continues from this one, whatever is the newest then; its place was checked here.
+    return Processes(JobProgram(job, start_point.said, trust=True), folder)
 
 
 def open_tracked(

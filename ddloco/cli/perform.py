@@ -58,6 +58,8 @@ def perform(given: argparse.Namespace) -> int:
         _check_options(given)
         folder = given.folder or next_folder(here / "runs", loaded.name)
         start_point = _start_point(loaded, folder) if not given.only else None
+        if start_point is not None:  # Its place was checked here.
+            loaded = replace(loaded, snapshot_said=start_point.said, trust=True)
         if given.processes:
             started: Any = Processes(loaded, folder, at)
         elif given.only:

@@ -1,6 +1,8 @@
 """Whatever happens to a file, it is named, and what is intact is still found."""
 
 import re
+from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -55,6 +57,61 @@ def test_every_damage_of_every_file_is_found_by_name(store, root, take):
             assert 1 == store.load().order
         path.write_bytes(data)
     assert store.verify("syncer.1:20") == []
+
+
+def everything(store, manifest):
+    """Read all blobs of a snapshot, as an actor does that resumes; give its number."""
+    pieces = [store.read_piece(digest) for part in manifest.parts for digest in part.contents]
+    for digest in {each.digest for piece in pieces for each in piece}:
+        store.read_bytes(digest)
+    return manifest.order
+
+
+def test_what_is_restored_is_intact(store, root, take):
+    """Whatever is damaged, the newest is the one before, and the damaged one has its problems."""
+    for path in own_files(store, root, take):
+        data = path.read_bytes()
+        for changed in [*damages(data), None]:
+            if changed is None:
+                path.unlink()
+            else:
+                path.write_bytes(changed)
+            assert 1 == store.restore(partial(everything, store))
+            with pytest.raises(SnapshotError) as loaded:
+                store.load("syncer.1:20")
+            with pytest.raises(SnapshotError, match=re.escape(f"{loaded.value}")):
+                store.restore(partial(everything, store), "syncer.1:20")
+        path.write_bytes(data)
+    assert 2 == store.restore(partial(everything, store))
+
+
+def test_each_blob_is_read_once_when_it_is_restored(store, take, monkeypatch):
+    """A piece twice: the sizes of all blobs are looked at before any is read."""
+    take(store, 1)
+    take(store, 2)
+    parts = store.manifest("syncer.1-20").parts
+    pieces = {blob_name(digest) for part in parts for digest in part.contents}
+    opened, opens = [], store._place.open
+    monkeypatch.setattr(store._place, "open", lambda name: opened.append(name) or opens(name))
+
+    for snapshot in ("latest", "syncer.1-20"):
+        opened.clear()
+        assert 2 == store.restore(partial(everything, store), snapshot)
+        blobs = Counter(name for name in opened if name.startswith("blobs"))
+        assert blobs == {name: 1 + (name in pieces) for name in blobs}
+        assert 7 == len(blobs), "one of arrays, two states, four pieces"
+
+
+def test_what_is_not_damaged_but_not_understood_is_an_error(store, take):
+    """An older snapshot is no way around settings that do not fit."""
+    take(store, 1)
+    take(store, 2)
+
+    def read(manifest):
+        raise SnapshotError(f"{manifest.id} is of another version")
+
+    with pytest.raises(SnapshotError, match=r"syncer.1-20 is of another version"):
+        store.restore(read)
 
 
 def test_damaged_blobs_are_never_handed_out(store, root, take):

@@ -14,7 +14,7 @@ from ddloco.stage.driver.snapshot_writer import FROZEN, Tensors
 from ddloco.stage.files.run_folder import JOB_FILE, SNAPSHOTS
 from ddloco.stage.files.toml import ConfigError, read_toml
 from ddloco.stage.files.trust import check_states
-from snapshot import BLOBS, NEWEST, Part, SnapshotError, Store
+from snapshot import BLOBS, NEWEST, Manifest, Part, SnapshotError, Store
 from transport import (
     PROTOCOL_VERSION,
     Header,
@@ -102,8 +102,9 @@ def load_start(store: Store, part: Part, states: ActorStates[Any]) -> Start:
         digest = blobs.get((kind, FROZEN))
         if digest is None:
             raise SnapshotError(f"{store.name}: the part of {part.who} has no {FROZEN} {kind}")
+        data = bytes(store.read_bytes(digest))
         try:
-            return reader(bytes(store.read_bytes(digest)))
+            return reader(data)
         except ValueError as error:
             said = f"{store.name}: blob {digest[:12]} of {part.who}: {error}"
             raise SnapshotError(f"{said}; it may be of another version of ddloco") from None
@@ -137,6 +138,11 @@ class StartPoint(Generic[S]):
     place: str
     parts: tuple[Part, ...]
     starts: Mapping[str, S]
+
+    @property
+    def said(self) -> str:
+        """This very snapshot, as users give it to ``--from``."""
+        return f"{self.place}/{self.snapshot}"
 
     def start(self, incarnation: str) -> S | None:
         """Return the state that an incarnation resumes from; None if it is not in the snapshot."""
@@ -199,7 +205,7 @@ class StartPoint(Generic[S]):
 def read_start_point(
     place: str | Path, snapshot: str, load: Callable[[Store, Part], S], only: str | None = None
 ) -> StartPoint[S]:
-    """Read a snapshot, by id or ``latest``, and verify the digests of its blobs; of the actor
+    """Read a snapshot, by id or ``latest``, and verify the digests of what is read; of the actor
     ``only``, if the others resume elsewhere.
 
     Raises:
@@ -207,10 +213,16 @@ def read_start_point(
         StorageError: the store cannot be read.
     """
     store = Store(place)
-    manifest = store.load(snapshot)
-    wanted = (part for part in manifest.parts if only in {None, actor_of(part.who)})
-    starts = {part.who: load(store, part) for part in wanted}
-    return StartPoint(manifest.id, str(place), manifest.parts, starts)
+    if only is not None and snapshot == NEWEST:
+        # All actors must find the same one, so each of them reads all of it.
+        snapshot = store.load().id
+
+    def read(manifest: Manifest) -> StartPoint[S]:
+        wanted = (part for part in manifest.parts if only in {None, actor_of(part.who)})
+        starts = {part.who: load(store, part) for part in wanted}
+        return StartPoint(manifest.id, str(place), manifest.parts, starts)
+
+    return store.restore(read, snapshot)
 
 
 def place_and_id(said: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ddloco.api.launch import LaunchTerms, prepare_job
 from ddloco.job.config import Outer, job_from
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import Leaf, make_plan
@@ -89,8 +90,9 @@ class Place:
 
     def commit(self, *contents):
         """A snapshot of that one learner."""
-        clock = {WHO: 7, "syncer.1": 12}
-        self.sink.commit(f"{WHO}:7", [Part(WHO, 7, clock, (), {}, contents)], {})
+        n = self.actor.clock.number
+        clock = {WHO: n, "syncer.1": 12}
+        self.sink.commit(f"{WHO}:{n}", [Part(WHO, n, clock, (), {}, contents)], {})
 
     def whole(self):
         """One with a worker, an array, and a message in flight."""
@@ -263,6 +265,30 @@ def test_numbers_go_on_above_all_that_were_heard_of(place):
     alone = read_job_start_point(place.folder, "latest", JOB, "learner-1")
     assert {} == alone.starts
     assert "learner-0.3" == alone.incarnation("learner-0")
+
+
+@pytest.mark.parametrize("only", [None, "learner-0", "syncer"])
+def test_all_find_the_same_newest(place, only):
+    """A snapshot is damaged for all actors, also for those that would not read the damaged blob."""
+    place.whole()
+    place.actor.clock.number = 8
+    place.commit(place.piece("flight", write_state([])), place.piece("state", b"new"))
+    (frozen,) = (place.folder / "blobs").rglob(place.store.write_bytes(b"new").digest)
+    frozen.write_bytes(b"old")
+
+    assert f"{WHO}-7" == read_job_start_point(place.folder, "latest", JOB, only).snapshot
+
+
+def test_processes_continue_from_the_snapshot_that_was_checked(place, tmp_path):
+    """Each is told its id, and reads nothing of the others; its place was checked by the first."""
+    place.whole()
+    terms = LaunchTerms(processes=True, snapshot=str(place.folder), trust=True)
+    program = prepare_job(JOB, tmp_path / "more", terms).program
+
+    command = program.command("learner-1", tmp_path)
+    assert ["--from", f"{place.folder}/{WHO}-7", "--trust"] == [
+        each for each in command if "--trust" in each or "--from" in each or WHO in each
+    ]
 
 
 def test_settings_are_those_of_now(place):
