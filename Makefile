@@ -7,6 +7,9 @@ PEERS := .venv-peers
 # GradientMail needs Python 3.12 or newer.
 PYTHON_3_12 ?= python3.12
 
+# Half as many again as there are cores: tests of processes wait for a quarter of their time.
+TESTERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) '*' 3 / 2)
+
 # If this variable is set, each of the hundreds of processes of the tests compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -29,8 +32,8 @@ demo: $(STAMP)  ## train three learners on real text, then replay the run bit fo
 	$(BIN)/ddloco replay runs/demo
 
 test: check  ## lint, types, import rules, all tests except the slow ones, and a sample of those
-	$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder --rerun-show-tracebacks
-	$(BIN)/python -m pytest -q -n auto --dist loadfile --rerun-show-tracebacks -m slow @tests/slow_sample.txt
+	$(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --no-loadscope-reorder --rerun-show-tracebacks
+	$(BIN)/python -m pytest -q -n $(TESTERS) --dist loadfile --rerun-show-tracebacks -m slow @tests/slow_sample.txt
 
 slow: $(STAMP)  ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow --rerun-show-tracebacks

@@ -191,7 +191,7 @@ class LocalStorage:
         try:
             with _told(partial, "written"):
                 self._make(made)
-                _write(partial, views, durable=durable)
+                write_file(partial, views, durable=durable)
             yield partial
         finally:
             with suppress(OSError):
@@ -213,7 +213,12 @@ def _file(stat: os.stat_result) -> File:
     return File(stat.st_size, stat.st_mtime)
 
 
-def _write(path: Path, views: Sequence[memoryview], *, durable: bool) -> None:
+def write_file(path: Path, views: Sequence[memoryview], *, durable: bool = True) -> None:
+    """Write a file that must not exist; with ``durable`` it is on the disk when this returns.
+
+    Raises:
+        OSError: it exists, or cannot be written.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         for chunk in chunks(views):

@@ -52,18 +52,20 @@ class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
-def pack(arrays: Mapping[str, NDArray[Any]]) -> list[memoryview]:
+def pack(
+    arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
+) -> list[memoryview]:
     """The bytes of a safetensors file: its header, then the memory of the arrays themselves.
 
     Only arrays that are not contiguous are copied. The bytes depend only on names and values. The
-    arrays must not change before the bytes are used.
+    arrays must not change before the bytes are used. Only the library reads metadata.
 
     Raises:
         PackingError: a name or a dtype that the format does not support.
     """
     order = sorted(arrays, key=lambda name: (-RANKS[_code(name, arrays[name])], name.encode()))
     straight = [np.asarray(arrays[name], order="C") for name in order]
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {METADATA: dict(sorted(metadata.items()))} if metadata else {}
     at = 0
     for name, array in zip(order, straight, strict=True):
         offsets = [at, at + array.nbytes]

@@ -1,18 +1,16 @@
 """Named tensors in one safetensors file, written atomically."""
 
-import errno
-import json
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
 import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
+
+from snapshot.local_storage import write_file
+from snapshot.packing import pack
 
 
 def save_tensors(
@@ -20,27 +18,20 @@ def save_tensors(
 ) -> None:
     """Write tensors (name to array; bfloat16 included) to ``path``, atomically and durably.
 
-    The bytes depend only on names and values, not on the order of mappings or on strides.
+    The bytes depend only on names and values, not on the order of mappings or on strides. Only
+    tensors that are not contiguous are copied.
 
     Raises:
         OSError: the file cannot be written; an existing file at ``path`` is unchanged.
+        PackingError: a name or a dtype that the format does not support.
     """
-    assert tensors or not metadata, "of metadata about no tensors the library makes a broken file"
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
+    views = pack(tensors, metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        # The library writes an array's memory as it is and ignores its strides.
-        straight = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
-        safetensors.numpy.save_file(straight, partial, dict(metadata) if metadata else None)
-        with partial.open("rb+") as file:
-            _sort_metadata(file)
-            os.fsync(file.fileno())
+        partial.unlink(missing_ok=True)  # A writer that died left it.
+        write_file(partial, views)
         partial.replace(path)
-    except SafetensorError as error:
-        told = re.search(r"os error (\d+)", str(error))
-        number = int(told[1]) if told else errno.EIO
-        reason = os.strerror(number) if told else str(error)
-        raise OSError(number, f"cannot be written: {reason}", str(path)) from None
     except OSError as error:
         raise OSError(error.errno, f"cannot be written: {error.strerror}", str(path)) from None
     finally:
@@ -72,17 +63,3 @@ def load_metadata(path: Path) -> dict[str, str]:
             return dict(file.metadata() or {})
     except SafetensorError as error:
         raise ValueError(f"{path}: not a safetensors file: {error}") from None
-
-
-def _sort_metadata(file: BinaryIO) -> None:
-    """Sort the metadata, which the library writes in random order."""
-    length = int.from_bytes(file.read(8), "little")
-    header = json.loads(file.read(length))
-    if len(header.get("__metadata__", {})) < 2:
-        return
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
-    assert len(text) == length, "the same header in another order has the same length"
-    file.seek(8)
-    file.write(text)
-    file.flush()

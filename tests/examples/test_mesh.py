@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 MAIN = "from examples.mesh import main; main(steps=3, size='tiny')"
 
 
+@pytest.mark.slow
 def test_layouts_are_compared():
     """In a process of its own, which has eight devices."""
     done = subprocess.run(

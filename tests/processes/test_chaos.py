@@ -145,6 +145,7 @@ def test_a_job_file_with_chaos_wants_processes(job):
 SETTINGS = ("job.learners=2", "job.steps=100000", "task.step_s=0.05")
 
 
+@pytest.mark.slow
 def test_who_comes_back_takes_over_a_peers_state(job, tools):
     """With its moments, and where its own data continues; the donor steps on, and all replays."""
     with Actors(job, 1, SETTINGS, lambda _: {}) as actors:

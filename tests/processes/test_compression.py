@@ -15,6 +15,7 @@ def flags(*settings):
     return [f"--set={each}" for each in (*SETTINGS, *settings)]
 
 
+@pytest.mark.slow
 def test_a_compressed_job_learns_and_replays(job, tools):
     """With a learner killed on the way and snapshots taken; the replay is identical."""
     ran = job.run(

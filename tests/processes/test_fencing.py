@@ -34,6 +34,7 @@ def start_all(started, job):
     return first
 
 
+@pytest.mark.slow
 def test_a_stopped_syncer_is_succeeded_and_writes_nothing_more(started, job):
     """The second one goes on after SILENT_S; the first one ends with 75 when it wakes; all tapes
     replay. A third one is refused while the second lives."""
@@ -173,6 +174,7 @@ def test_a_standby_on_another_host_takes_over_from_the_place(started, job):
     assert [each for each in gaps if not any(said in each for said in known)] == []
 
 
+@pytest.mark.slow
 def test_a_learner_that_missed_the_end_hears_of_it(started, job):
     """It was stopped while the syncer moved and ended; nobody answers it any more."""
     first = start_all(started, job)

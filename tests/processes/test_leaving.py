@@ -318,6 +318,7 @@ def test_a_learner_that_leaves_for_good_ends_with_0_and_others_get_its_data(star
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
 
 
+@pytest.mark.slow
 def test_a_whole_job_that_is_told_to_leave_is_started_again(job):
     """An engine sends SIGTERM to every process of `run --processes`: it leaves with 75 at once, and
     says with which command its newest snapshot is continued."""

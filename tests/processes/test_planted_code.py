@@ -252,6 +252,7 @@ def task():
 """An optimizer whose moments are NaN after one step of the learner that has this variable."""
 
 
+@pytest.mark.slow
 def test_nan_in_an_optimizer_state_is_put_down_to_its_learner_and_step(tmp_path):
     """The moments of step 10 spoil the parameters in step 11, which the loss of step 12 shows; the
     syncer refuses what the learner sends, and no other loss breaks."""

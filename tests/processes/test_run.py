@@ -262,6 +262,7 @@ def test_a_lone_learner_is_a_job_like_any_other(job, tools):
     assert tools.replay(job.run_folder).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_job_that_merges_by_the_median_learns_and_replays(job, tools):
     """Three learners, every tensor; and a merge of it can be computed without one of them."""
     words = "job.learners=3", "job.steps=32", 'outer.merge="median"', "outer.average=[]"

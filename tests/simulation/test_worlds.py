@@ -9,18 +9,18 @@ from ddloco.simulation.experiment import run_case
 from ddloco.simulation.scenario import cases_of, find
 from ddloco.simulation.sweep import sweep
 
-SEEDS = range(10_000, 10_100)
+SEEDS = range(10_000, 10_060)
 """Other worlds than those that `make simulate` begins with."""
 
 
 def test_every_invariant_holds_in_hostile_worlds():
-    """100 worlds, every check beside them; a failure names seed and invariant."""
+    """60 worlds, every check beside them; a failure names seed and invariant."""
     outcomes = list(sweep(fuzz.run_seed, list(SEEDS), 2, lambda _: None))
 
     assert [] == [(each.seed, each.violation) for each in outcomes if each.violation]
     assert len(outcomes) == len(SEEDS)
-    assert sum(each.merges for each in outcomes) > 930
-    assert sum(each.faults for each in outcomes) > 460
+    assert sum(each.merges for each in outcomes) > 840
+    assert sum(each.faults for each in outcomes) > 400
 
 
 def cells(scenario, only, *overrides):

@@ -42,16 +42,6 @@ HUB, LEARNER = "syncer/bulk", "learner-1.1/bulk"
 WAIT_S = 20.0
 
 
-@pytest.fixture(autouse=True, scope="module")
-def little_to_collect():
-    """Everything that was there before is left out of the collections of these tests, hundreds of
-    them, each of which took a third of a second in a process with many modules."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 async def until(check):
     """Wait until something is true."""
     with trio.fail_after(WAIT_S):

@@ -23,7 +23,7 @@ from replay import TapeError
 from tests.ddloco.debugger.conftest import SCENARIO
 from tests.ddloco.debugger.cuts import cut, opened_at
 
-SEEDS = 3
+SEEDS = 1
 SEEDS_SLOW = 20
 ASKED = 8
 """Commands that each harmed run is asked; a whole one and one that is cut are asked all."""
