@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from bench_round import Learner, start_raw, timed
+from bench_round import Learner, timed
+from raw_star import start_raw
 from shaped_link import Place, bad_link, can_shape, control_congestion, shaped_link
 from star import FRAGMENTS, WHOLE, start_ours
 from tools import median, say

@@ -33,7 +33,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench_round import AVERAGING, RAW, Learner, start_raw, timed
+from bench_round import AVERAGING, RAW, Learner, timed
+from raw_star import start_raw
 from star import FRAGMENTS, LEARNERS, start_ours
 from tools import EXIT_S_MAX, median, median_interval, peers_python
 

@@ -13,6 +13,8 @@ hub averages, for which the aim is 1.5. Then the same with 128 MiB.
   floor: no hub that must wait for all four can know less about the bytes.
 * Beside it the same raw star whose hub averages with numpy (the thread that receives the last part
   of a piece adds them up), which is what merging would cost at the very least.
+* The same again whose hub computes our digests and merges, and whose learners compute digests, in
+  the threads of the sockets: what our work would cost without ZeroMQ, codec and trio.
 * And the same star over ZeroMQ and nothing else: pieces as in the product, sent and received by
   pyzmq in blocking calls, which nothing reads. What ours takes beyond it is the product's own.
 
@@ -20,22 +22,18 @@ A round lasts from telling all four processes to begin to the answer of the last
 turns, one round each.
 """
 
-import queue
-import socket
-import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
 import zmq
-from bench_roundtrip import plain, receive_into
-from shaped_link import Place, enter
-from star import FRAGMENTS, LEARNERS, LOOPBACK, start_ours
+from merging_star import start_merging
+from raw_star import start_raw
+from star import FRAGMENTS, LEARNERS, start_ours
 from tools import Servant, median, median_interval, say, servant
 
 from ddloco.stage.process.malloc import keep_freed_memory
@@ -44,10 +42,11 @@ from transport.endpoint import RECEIVE_QUEUE_MESSAGES_MAX, SEND_QUEUE_MESSAGES_M
 
 BEYOND = """\
 Over TCP a round of 64 MiB takes 0.42 core-seconds of two cores. By perf's samples 39 % of them \
-are the kernel's in ZeroMQ's I/O threads, 25 % the interpreter's, 9 % merges, 7 % digests. The \
-aim would need bulk bytes on connections of their own, which are read into the arena without the \
-interpreter in between. Pieces of 1 MiB in place of 2 take 4 % more; what else was tried is in \
-[decision 042](decisions/042-payloads-stay-in-the-pieces-that-arrived.md)."""
+are the kernel's in ZeroMQ's I/O threads, 25 % the interpreter's, 9 % merges, 7 % digests. Plain \
+sockets with the same digests and merges say what bulk bytes on connections of their own could \
+gain at most: a third. The aim would need them, encrypted with the job's keys, and read into the \
+arena by threads of their own. Pieces of 1 MiB in place of 2 take 4 % more; what else was tried is \
+in [decision 042](decisions/042-payloads-stay-in-the-pieces-that-arrived.md)."""
 
 RAW = {"raw by fragment": (FRAGMENTS, False), "raw whole": (1, False)}
 AVERAGING = {"averaging by fragment": (FRAGMENTS, True), "averaging whole": (1, True)}
@@ -70,6 +69,7 @@ def _rounds(nbytes: int, rounds: int, shapes: int = len(RAW)) -> dict[str, Any]:
         }
         for name, (pieces, average) in (*raw, *averaging):
             kinds[name] = start_raw(stack, nbytes, pieces, average)
+        kinds["plain"] = start_merging(stack, nbytes)
         kinds["zeromq"] = _zeromq(stack, nbytes)
         seconds = timed(kinds, rounds)
     medians = {kind: median(each) for kind, each in seconds.items()}
@@ -81,6 +81,7 @@ def _rounds(nbytes: int, rounds: int, shapes: int = len(RAW)) -> dict[str, Any]:
         "interval": [bound / averages for bound in median_interval(seconds["ours"])],
         "ratio_zeromq": medians["zeromq"] / floor,
         "ratio_in_place": medians["in place"] / averages,
+        "ratio_plain": medians["plain"] / averages,
         "floor_s": floor,
         "averaging_s": averages,
         "median_s": medians,
@@ -120,8 +121,9 @@ def lines(figures: dict[str, Any]) -> list[str]:
     return [
         "{megabytes:.0f} MiB x {0}: {ratio_averaging:.2f} times raw TCP whose hub averages, "
         "{1:.2f} to {2:.2f} (aim 1.5): {3:.3f} s against {averaging_s:.3f} s; {ratio:.2f} times "
-        "raw TCP, {floor_s:.3f} s; ZeroMQ alone {ratio_zeromq:.2f} times raw TCP; read in place "
-        "{ratio_in_place:.2f} times raw TCP whose hub averages, {4:.3f} s".format(
+        "raw TCP, {floor_s:.3f} s; ZeroMQ alone {ratio_zeromq:.2f} times raw TCP; of raw TCP whose "
+        "hub averages, plain sockets with our digests and merges take {ratio_plain:.2f} times as "
+        "long, and what is read in place {ratio_in_place:.2f} times, {4:.3f} s".format(
             LEARNERS,
             *each["interval"],
             each["median_s"]["ours"],
@@ -130,108 +132,6 @@ def lines(figures: dict[str, Any]) -> list[str]:
         )
         for each in figures["sizes"]
     ]
-
-
-# Raw.
-
-
-def start_raw(
-    stack: ExitStack,
-    nbytes: int,
-    pieces: int,
-    average: bool,
-    places: tuple[Place, Place] = (LOOPBACK, LOOPBACK),
-    learners: int = LEARNERS,
-) -> list[Servant]:
-    """The same star over plain sockets; see `star.start_ours` for places and learners."""
-    hub = stack.enter_context(servant(serve_raw_hub, learners, nbytes, pieces, average, places[0]))
-    address = hub.answer()
-    return [
-        stack.enter_context(servant(serve_raw_learner, address, nbytes, places[1]))
-        for _ in range(learners)
-    ]
-
-
-def serve_raw_hub(
-    connection: Connection, learners: int, nbytes: int, pieces: int, average: bool, place: Place
-) -> None:
-    """Receives from all, sends to all, a piece once all parts of it are there."""
-    enter(place)
-    with socket.create_server((place.address, 0)) as server:
-        connection.send(server.getsockname())
-        links = [plain(server.accept()[0]) for _ in range(learners)]
-    star = RawStar(links, nbytes, pieces, average)
-    threads = [
-        threading.Thread(target=work, args=(m,), daemon=True)
-        for m in range(learners)
-        for work in (star.receive, star.send)
-    ]
-    for thread in threads:
-        thread.start()
-    connection.recv()  # It is not called for long; threads end with the process.
-
-
-class RawStar:
-    """What the raw hub's threads share."""
-
-    def __init__(self, links: list[socket.socket], nbytes: int, pieces: int, average: bool) -> None:
-        size = nbytes // 4 // pieces
-        self._links, self._average = links, average
-        self._cuts = [slice(i * size, (i + 1) * size) for i in range(pieces)]
-        self._parts = [np.ones(nbytes // 4, np.float32) for _ in links]
-        self._result = np.ones(nbytes // 4, np.float32)
-        self._there = [0] * pieces
-        self._lock = threading.Lock()
-        self._ready: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in links]
-
-    def receive(self, m: int) -> None:
-        """One learner's parts, round after round."""
-        while True:
-            for index, cut in enumerate(self._cuts):
-                try:
-                    receive_into(self._links[m], memoryview(self._parts[m][cut]).cast("B"))
-                except (EOFError, OSError):
-                    return
-                with self._lock:
-                    self._there[index] += 1
-                    last = self._there[index] == len(self._links)
-                if last:
-                    self._there[index] = 0
-                    self._combine(cut)
-                    for each in self._ready:
-                        each.put(index)
-
-    def _combine(self, cut: slice) -> None:
-        if not self._average:
-            return
-        result = self._result[cut]
-        np.add(self._parts[0][cut], self._parts[1][cut], out=result)
-        for part in self._parts[2:]:
-            np.add(result, part[cut], out=result)
-        np.multiply(result, np.float32(1 / len(self._links)), out=result)
-
-    def send(self, m: int) -> None:
-        """Every piece that is ready, to one learner."""
-        for index in iter(self._ready[m].get, -1):
-            try:
-                self._links[m].sendall(memoryview(self._result[self._cuts[index]]).cast("B"))
-            except OSError:
-                return
-
-
-def serve_raw_learner(
-    connection: Connection, address: tuple[str, int], nbytes: int, place: Place
-) -> None:
-    """Sends all and receives all at once, at each word."""
-    enter(place)
-    source, target = (memoryview(np.ones(nbytes, np.uint8)) for _ in range(2))
-    with plain(socket.create_connection(address)) as link:
-        while connection.recv():
-            sender = threading.Thread(target=partial(link.sendall, source))
-            sender.start()
-            receive_into(link, target)
-            sender.join()
-            connection.send("whole")
 
 
 # ZeroMQ alone.

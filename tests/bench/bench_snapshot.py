@@ -121,8 +121,8 @@ SIZES = (
         optimizer="sgd",
         states=2,
         copies=11,
-        steps=6,
-        snapshots=3,
+        steps=4,
+        snapshots=2,
     ),
 )
 """The last one as much as 24 GB of memory hold: one learner, one moment; and fewer snapshots,

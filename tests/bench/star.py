@@ -36,7 +36,7 @@ from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.process.malloc import keep_freed_memory
 from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentHistory
-from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header
+from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header, Payload
 
 LEARNERS = 4
 FRAGMENTS = 16
@@ -132,37 +132,81 @@ class Sender:
             self._endpoint.send_nowait(route, frames)
 
 
-class Hub:
-    """Merges each fragment once all parts are there, and tells all learners."""
+class Versions:
+    """The global fragments of a hub, and what makes the next version of one.
 
-    def __init__(
-        self, endpoint: Any, learners: int, nbytes: int, form: str, nursery: trio.Nursery
-    ) -> None:
-        self._learners = learners
-        self._plan = make_plan(nbytes)
-        self._compresses = form != WHOLE
+    Args:
+        nbytes: of the parameters.
+        form: of what is sent.
+    """
+
+    def __init__(self, nbytes: int, form: str = WHOLE) -> None:
         self.arrays = ArrayTable(SharedMemory())
-        self._executor = make_executor("syncer.1", self.arrays, self._plan, form)
-        self._sender = Sender(endpoint, LISTENER)
-        self._assemblers: dict[str, Assembler[Any]] = {}
-        self._nursery = nursery
-        self._work = 0
-        self._parts: dict[int, dict[str, str]] = defaultdict(dict)
-        self._globals: list[tuple[str, ...]] = []
+        self.plan = make_plan(nbytes)
+        self.executor = make_executor("syncer.1", self.arrays, self.plan, form)
+        self._compresses = form != WHOLE
+        self._number = 0
+        self._newest: list[tuple[str, ...]] = []
         for p in range(FRAGMENTS):
-            start, stop = self._plan.fragment_slice(p)
+            start, stop = self.plan.fragment_slice(p)
             zeros = np.zeros((stop - start) // 4, np.float32)
-            self._globals.append(self._names(p, 0))
+            self._newest.append(self._names(p, 0))
             self.arrays.put(f"theta/{p}/0", zeros)
             self.arrays.put(f"outer/{p}/0", zero_state(Outer(), zeros))
-            self.arrays.put(f"wire/{p}/0", self._executor.layouts.sent(p, zeros))
+            self.arrays.put(f"wire/{p}/0", self.executor.layouts.sent(p, zeros))
             if self._compresses:
-                self.arrays.put(f"held/{p}/0", self._executor.layouts.sent(p, zeros))
+                self.arrays.put(f"held/{p}/0", self.executor.layouts.sent(p, zeros))
 
     def _names(self, p: int, number: int) -> tuple[str, ...]:
         """The handles of a version."""
         kinds = ("theta", "outer", "wire", *(("held", "difference") * self._compresses))
         return tuple(f"{kind}/{p}/{number}" for kind in kinds)
+
+    def arrived(self, payload: Payload) -> str:
+        """The handle of what has arrived."""
+        self._number += 1
+        handle = f"in/{self._number}"
+        self.arrays.put(handle, payload)
+        return handle
+
+    def merge(self, p: int, parts: dict[str, str]) -> MergeFragment:
+        """The work of the next merge, of what has arrived by learner."""
+        self._number += 1
+        number = self._number
+        before, made = self._newest[p], self._names(p, number)
+        shares = tuple(Share(who, parts[who], 1.0, 0) for who in sorted(parts))
+        differences = None
+        if self._compresses:
+            anchors = dict.fromkeys(parts, before[0])
+            differences = Differences(anchors, before[3], made[3:])
+        return MergeFragment(
+            *(number, number, p, before[0], before[1], shares, {}, {}, made[:3]),
+            differences=differences,
+        )
+
+    def merged(self, work: MergeFragment) -> Payload:
+        """Let go of what was merged; returns what is sent of the new version."""
+        for handle in (*self._newest[work.fragment][:4], *(each.handle for each in work.shares)):
+            self.arrays.free(handle)
+        made = self._newest[work.fragment] = self._names(work.fragment, work.work)
+        payload = self.arrays.get(made[-1])
+        if self._compresses:
+            self.arrays.free(made[-1])
+        return payload
+
+
+class Hub:
+    """Merges each fragment once all parts are there, and tells all learners."""
+
+    def __init__(
+        self, endpoint: Any, learners: int, versions: Versions, nursery: trio.Nursery
+    ) -> None:
+        self._learners = learners
+        self._versions = versions
+        self._sender = Sender(endpoint, LISTENER)
+        self._assemblers: dict[str, Assembler[Any]] = {}
+        self._nursery = nursery
+        self._parts: dict[int, dict[str, str]] = defaultdict(dict)
 
     async def deliver(self, arrival: Any) -> None:
         """Take one ZeroMQ message."""
@@ -171,38 +215,19 @@ class Hub:
         message = self._assemblers[arrival.route].feed(arrival.frames)
         if message is None:
             return
-        self._work += 1
         p, parts = message.header.body.fragment, self._parts[message.header.body.fragment]
-        handle = parts[arrival.route] = f"in/{self._work}"
-        self.arrays.put(handle, message.payload)
+        parts[arrival.route] = self._versions.arrived(message.payload)
         if len(parts) == self._learners:
             self._nursery.start_soon(self._merge, p, dict(parts))
             parts.clear()
 
     async def _merge(self, p: int, parts: dict[str, str]) -> None:
-        self._work += 1
-        number = self._work
-        before, made = self._globals[p], self._names(p, number)
-        shares = tuple(Share(route, parts[route], 1.0, 0) for route in sorted(parts))
-        differences = None
-        if self._compresses:
-            anchors = dict.fromkeys(parts, before[0])
-            differences = Differences(anchors, before[3], made[3:])
-        done = await self._executor.do(
-            MergeFragment(
-                *(number, number, p, before[0], before[1], shares, {}, {}, made[:3]),
-                differences=differences,
-            )
-        )
+        work = self._versions.merge(p, parts)
+        done = await self._versions.executor.do(work)
         assert len(done.accepted) == self._learners, done
-        self._globals[p] = made
-        for handle in (*before[:4], *parts.values()):
-            self.arrays.free(handle)
-        payload = self.arrays.get(made[-1])
+        payload = self._versions.merged(work)
         for route in parts:
-            self._sender.send(route, GlobalFragment(p, number), payload)
-        if self._compresses:
-            self.arrays.free(made[-1])
+            self._sender.send(route, GlobalFragment(p, work.work), payload)
 
 
 def serve_hub(
@@ -215,9 +240,10 @@ def serve_hub(
     async def main() -> None:
         async with opened() as endpoint, trio.open_nursery() as nursery:
             connection.send(await endpoint.listen(f"tcp://{place.address}:*"))
-            hub = Hub(endpoint, learners, nbytes, form, nursery)
+            versions = Versions(nbytes, form)
+            hub = Hub(endpoint, learners, versions, nursery)
             if share:
-                endpoint.share(hub.arrays.shared)
+                endpoint.share(versions.arrays.shared)
             nursery.start_soon(endpoint.run, hub.deliver)
             await trio.to_thread.run_sync(connection.recv)
             nursery.cancel_scope.cancel()
