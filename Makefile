@@ -51,7 +51,7 @@ fix: $(STAMP)  ## repair what the linter and formatter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## every figure as a ratio against a floor in the same run (about half an hour)
+bench: $(STAMP)  ## every figure as a ratio against a floor in the same run (about 35 minutes)
 	$(BIN)/python tests/bench/run.py --page docs/performance.md
 
 $(PEERS)/%/.installed: tests/bench/peers_%.txt
