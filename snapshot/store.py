@@ -177,7 +177,7 @@ class Store:
 
         Blobs are verified as ``read`` reads them; of the others only the sizes are checked. So
         ``latest`` is the newest snapshot whose blobs are all there, and of which ``read`` finds
-        none damaged.
+        none damaged or unreadable.
 
         Raises:
             SnapshotError: as ``load``.

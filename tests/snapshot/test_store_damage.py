@@ -38,24 +38,29 @@ def damages(data):
     yield bytes(len(data))
 
 
+def harmed(path):
+    """Damage a file in every way, and remove it; in the end it is whole again."""
+    data = path.read_bytes()
+    for changed in damages(data):
+        path.write_bytes(changed)
+        yield changed
+    path.unlink()
+    yield None
+    path.write_bytes(data)
+
+
 def test_every_damage_of_every_file_is_found_by_name(store, root, take):
     """Flipped, cut, longer, zeroed or gone: verify names the file, load the snapshot to take."""
     own = own_files(store, root, take)
     assert 6 == len(own), "a manifest, two blobs, three pieces"
     for path in own:
-        data = path.read_bytes()
-        for changed in [*damages(data), None]:
-            if changed is None:
-                path.unlink()
-            else:
-                path.write_bytes(changed)
+        for changed in harmed(path):
             problems = store.verify("syncer.1:20")
             assert any(line.startswith(f"{path}: ") for line in problems), (path, changed)
             assert all("\n" not in line for line in problems)
             with pytest.raises(SnapshotError, match=r"the newest intact snapshot is syncer.1-10"):
                 store.load("syncer.1:20")
             assert 1 == store.load().order
-        path.write_bytes(data)
     assert store.verify("syncer.1:20") == []
 
 
@@ -70,18 +75,12 @@ def everything(store, manifest):
 def test_what_is_restored_is_intact(store, root, take):
     """Whatever is damaged, the newest is the one before, and the damaged one has its problems."""
     for path in own_files(store, root, take):
-        data = path.read_bytes()
-        for changed in [*damages(data), None]:
-            if changed is None:
-                path.unlink()
-            else:
-                path.write_bytes(changed)
+        for _ in harmed(path):
             assert 1 == store.restore(partial(everything, store))
             with pytest.raises(SnapshotError) as loaded:
                 store.load("syncer.1:20")
             with pytest.raises(SnapshotError, match=re.escape(f"{loaded.value}")):
                 store.restore(partial(everything, store), "syncer.1:20")
-        path.write_bytes(data)
     assert 2 == store.restore(partial(everything, store))
 
 
@@ -118,13 +117,10 @@ def test_damaged_blobs_are_never_handed_out(store, root, take):
     """Reading a blob that is not as it was written raises, whatever it holds."""
     own_files(store, root, take)
     for path in files(root / "blobs"):
-        data = path.read_bytes()
-        for changed in damages(data):
-            path.write_bytes(changed)
+        for _ in harmed(path):
             for read in (store.read_bytes, store.read_tensors, store.read_piece):
                 with pytest.raises(SnapshotError, match=re.escape(f"{path}: ")):
                     read(path.name)
-        path.write_bytes(data)
 
 
 def test_a_damaged_manifest_is_listed_by_name(store, root, take):
