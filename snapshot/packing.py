@@ -58,7 +58,8 @@ def pack(
     """The bytes of a safetensors file: its header, then the memory of the arrays themselves.
 
     Only arrays that are not contiguous are copied. The bytes depend only on names and values. The
-    arrays must not change before the bytes are used. Only the library reads metadata.
+    arrays must not change before the bytes are used. ``unpack`` reads no bytes with metadata, the
+    library does.
 
     Raises:
         PackingError: a name or a dtype that the format does not support.

@@ -20,6 +20,7 @@ from ddloco.monitoring.metrics import Sink
 from ddloco.monitoring.trackers import close_all, open_trackers
 from ddloco.roles.job_program import JobProgram, program_of
 from ddloco.roles.resume import begins_anew, job_start_point
+from ddloco.stage.driver.resume import continuing
 from ddloco.stage.files.run_folder import LOSS_FILE, SOURCE, next_folder, open_folder
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.fault_injector import live_schedule
@@ -121,12 +122,10 @@ def prepare_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
     if terms.module:
         keep_sources(folder, {f"{job.job.task.partition(':')[0]}.py": terms.module})
         task_digest(job.job.task, folder)
-    if not terms.processes:
-        return Cluster(JobProgram(job), folder, start_point, kind=job.transport.kind)
-    if start_point is None:
-        return Processes(JobProgram(job), folder)
-    # Each process continues from this one, whatever is the newest then; its place was checked here.
-    return Processes(JobProgram(job, start_point.said, trust=True), folder)
+    program = continuing(JobProgram(job), start_point)
+    if terms.processes:
+        return Processes(program, folder)
+    return Cluster(program, folder, start_point, kind=job.transport.kind)
 
 
 def open_tracked(

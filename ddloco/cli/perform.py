@@ -18,7 +18,7 @@ from ddloco.job.config import override_said
 from ddloco.monitoring.live_display import follow_log
 from ddloco.monitoring.watch import say
 from ddloco.stage.actors.effects import Finish
-from ddloco.stage.driver.resume import Start, StartPoint, place_outside
+from ddloco.stage.driver.resume import Start, StartPoint, continuing, place_outside
 from ddloco.stage.files.addresses import check_dial, write_address
 from ddloco.stage.files.run_folder import JOB_FILE, next_folder, open_folder
 from ddloco.stage.files.toml import ConfigError, read_toml
@@ -58,8 +58,7 @@ def perform(given: argparse.Namespace) -> int:
         _check_options(given)
         folder = given.folder or next_folder(here / "runs", loaded.name)
         start_point = _start_point(loaded, folder) if not given.only else None
-        if start_point is not None:  # Its place was checked here.
-            loaded = replace(loaded, snapshot_said=start_point.said, trust=True)
+        loaded = continuing(loaded, start_point)
         if given.processes:
             started: Any = Processes(loaded, folder, at)
         elif given.only:

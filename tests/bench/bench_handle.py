@@ -42,9 +42,8 @@ from ddloco.workers.simulated.work import leaves_of
 from transport import Event
 
 BEYOND = """\
-A merge is sent to all learners in one event, 45 us for each; the snapshot's largest event copies \
-the syncer's state, which has an entry for each learner. The aim would need a state of which only \
-what has changed is copied."""
+A merge is sent to all learners in one event, 45 us for each. Of the snapshot's largest event 12 \
+ms write the syncer's state, and the rest sends a marker to each learner (by cProfile)."""
 
 SIZES = (8, 64, 256, 1024)
 EVENTS = 60_000

@@ -5,7 +5,6 @@ arrived, merges (RDA and Nesterov, by the product's ``WorkExecutor``), and compu
 result, all in the threads that read the sockets. Neither ZeroMQ, nor codec, nor trio is in it.
 """
 
-import itertools
 import socket
 import threading
 from contextlib import ExitStack
@@ -54,8 +53,7 @@ class MergingStar(RawStar):
         versions = self._versions
         payloads = [payload_of(versions.plan, index, part.view(np.uint8)) for part in parts]
         with self._one_by_one:  # Tables and numbers are of one thread.
-            names = map("learner-{}".format, itertools.count())
-            arrived = dict(zip(names, map(versions.arrived, payloads), strict=False))
+            arrived = {f"learner-{m}": versions.arrived(each) for m, each in enumerate(payloads)}
             work = versions.merge(index, arrived)
             theta = versions.arrays.shared.array(parts[0].nbytes).view(np.float32)
         done, made = versions.executor._merge(work, (theta, None))

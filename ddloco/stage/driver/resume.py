@@ -1,7 +1,7 @@
 """Reads snapshots from which actors resume in their state at the cut."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -121,6 +121,8 @@ def payload_from(tensors: Tensors) -> Payload:
 
 
 S = TypeVar("S", bound=Start)
+P = TypeVar("P", bound=Any)
+"""A program: a dataclass with ``snapshot_said`` and ``trust``."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,14 @@ def read_start_point(
         return StartPoint(manifest.id, str(place), manifest.parts, starts)
 
     return store.restore(read, snapshot)
+
+
+def continuing(program: P, start_point: StartPoint[Any] | None) -> P:
+    """The program whose processes continue from this very snapshot, whatever is the newest then,
+    and need not check its place again; as it is without a snapshot."""
+    if start_point is None:
+        return program
+    return replace(program, snapshot_said=start_point.said, trust=True)
 
 
 def place_and_id(said: str) -> tuple[str, str]:
