@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from tests import reruns
-from tests.reruns import pytest_runtest_setup
+from tests.reruns import pytest_runtest_setup, pytest_terminal_summary
 
-__all__ = ["pytest_runtest_setup"]
+__all__ = ["pytest_runtest_setup", "pytest_terminal_summary"]
 
 
 def pytest_configure():
@@ -38,6 +38,17 @@ def pytest_collection_finish():
     tests ask for took a third of a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call():
+    """Have all tests of this process share a fork server, which is that of an environment: pytest
+    keeps the name of the test in it."""
+    name = os.environ.pop("PYTEST_CURRENT_TEST")
+    try:
+        return (yield)
+    finally:
+        os.environ["PYTEST_CURRENT_TEST"] = name
 
 
 def shared(tmp_path_factory):

@@ -8,8 +8,12 @@ import re
 
 import pytest
 
-FOLDERS = {"processes", "examples", "tapes", "hosts"}
-"""Where the tests are that start processes."""
+FOLDERS = {
+    "processes": "real jobs, whose processes start and answer as fast as the machine lets them",
+    "examples": "real jobs, whose processes start and answer as fast as the machine lets them",
+    "hosts": "real jobs on simulated hosts, with links and faults in real time",
+}
+"""Where the tests are that run a second time, and why they may fail without a mistake."""
 
 DIFFERENCE = re.compile(r"DIVERGENCE|[\"']divergence[\"']: \{|Divergence\(|differs in its \w+")
 """In what people read, in what ``--json`` prints, in a report and in an exception."""
@@ -41,7 +45,7 @@ def _all(error: BaseException | None) -> list[BaseException]:
 
 def is_of_processes(item: pytest.Item) -> bool:
     """Whether a test starts processes."""
-    return bool(FOLDERS & set(item.path.relative_to(item.config.rootpath).parts))
+    return bool(FOLDERS.keys() & set(item.path.relative_to(item.config.rootpath).parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,6 +53,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_of_processes(item):
             item.add_marker(pytest.mark.flaky(reruns=1, condition=is_repeated))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that were run a second time, with the reason why they may be."""
+    for report in terminalreporter.getreports("rerun"):
+        reason = next(why for folder, why in FOLDERS.items() if f"{folder}/" in report.nodeid)
+        terminalreporter.write_line(f"ran twice: {report.nodeid}: {reason}")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.reruns import FOLDERS
+
 ROOT = Path(__file__).parents[1]
 
 PLANTED = """
@@ -49,8 +51,8 @@ CASES = (
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """What became of each case, all played in one run of pytest."""
+def printed(tmp_path_factory):
+    """All cases, played in one run of pytest: what it printed."""
     root = tmp_path_factory.mktemp("planted")
     (root / "pytest.ini").write_text("[pytest]\n")
     for at, (folder, how, _) in enumerate(CASES):
@@ -62,8 +64,14 @@ def outcomes(tmp_path_factory):
         [*command, "--rootdir", str(root), "-rfpER", str(root)],
         cwd=ROOT, text=True, capture_output=True, check=False,
     )  # fmt: skip
-    found = re.findall(r"^(RERUN|PASSED|FAILED) .*test_planted_(\d+)\.py", ran.stdout, re.MULTILINE)
-    assert found, ran.stdout + ran.stderr
+    assert "passed" in ran.stdout, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def outcomes(printed):
+    """What became of each case."""
+    found = re.findall(r"^(RERUN|PASSED|FAILED) .*test_planted_(\d+)\.py", printed, re.MULTILINE)
     return [{word.lower() for word, n in found if int(n) == at} for at in range(len(CASES))]
 
 
@@ -72,3 +80,12 @@ def test_what_runs_twice(outcomes, at):
     """Late once is run again and printed; a difference, however it was found, stands at once."""
     _, how, wanted = CASES[at]
     assert wanted == outcomes[at], how
+
+
+def test_who_ran_twice_is_named_with_the_reason(printed):
+    """A line for each, once."""
+    named = re.findall(r"^ran twice: .*test_planted_(\d+)\.py\S*: (.+)$", printed, re.MULTILINE)
+    assert sorted(int(at) for at, _ in named) == [
+        at for at, (*_, wanted) in enumerate(CASES) if "rerun" in wanted
+    ]
+    assert {reason for _, reason in named} == set(FOLDERS.values())

@@ -1,6 +1,7 @@
 """House rules, checked on the source: machines stay pure, functions stay short, tests say why."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,21 @@ def source_files(*folders):
 def short(path):
     """A path as people say it."""
     return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def tree_of(path):
+    """A file of the source, parsed once for all checks."""
+    return ast.parse(path.read_text())
+
+
+ALL = (*ROOMS, "tests", "examples")
+
+
+def wrong_in(files, check):
+    """What a check finds in files, by file."""
+    found = {short(path): check(path) for path in files}
+    return {path: each for path, each in found.items() if each}
 
 
 class Purity(ast.NodeVisitor):
@@ -218,20 +234,17 @@ def is_set(node, names):
             return False
 
 
-def offences(source):
-    """What in a source text a machine must not do."""
-    return Purity(ast.parse(source)).offences
+def offences(tree):
+    """What in a source a machine must not do."""
+    return Purity(tree).offences
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*source_files(*PURE_FOLDERS), *(ROOT / f"{each}.py" for each in PURE_FILES)],
-    ids=short,
-)
-def test_machines_are_pure(path):
+def test_machines_are_pure():
     """No machine awaits, reads a clock, rolls dice, opens, prints, or takes a set's order."""
-    found = [each.partition(": ")[2] for each in offences(path.read_text())]
-    assert COMPILED.get(short(path), []) == found
+    files = [*source_files(*PURE_FOLDERS), *(ROOT / f"{each}.py" for each in PURE_FILES)]
+    found = wrong_in(files, lambda path: offences(tree_of(path)))
+    said = {path: [each.partition(": ")[2] for each in lines] for path, lines in found.items()}
+    assert said == COMPILED, found
 
 
 @pytest.mark.parametrize(
@@ -292,7 +305,7 @@ def test_machines_are_pure(path):
 )
 def test_what_is_banned_is_found(planted):
     """Each ban catches a snippet that breaks it."""
-    assert offences(planted)
+    assert offences(ast.parse(planted))
 
 
 @pytest.mark.parametrize(
@@ -313,17 +326,22 @@ def test_what_is_banned_is_found(planted):
 )
 def test_what_is_fine_is_let_be(innocent):
     """A set whose order does not matter is no offence."""
-    assert [] == offences(innocent)
+    assert [] == offences(ast.parse(innocent))
 
 
-@pytest.mark.parametrize("path", source_files(*ROOMS), ids=short)
-def test_files_say_what_they_are(path):
-    """A docstring for the file and for everything public in it."""
-    source = path.read_text()
-    tree = ast.parse(source)
-    assert not source.strip() or ast.get_docstring(tree), "the module has no docstring"
-    assert [] == undocumented(tree)
-    assert [] == long_functions(tree)
+@pytest.mark.parametrize("room", ROOMS)
+def test_files_say_what_they_are(room):
+    """A docstring for the file and for everything public in it; no function is too long."""
+    files = source_files(room)
+    assert len(files) > 5
+    assert {} == wrong_in(files, lambda path: [] if described(tree_of(path)) else ["no docstring"])
+    assert {} == wrong_in(files, lambda path: undocumented(tree_of(path)))
+    assert {} == wrong_in(files, lambda path: long_functions(tree_of(path)))
+
+
+def described(tree):
+    """Whether a module has a docstring, unless it is empty."""
+    return not tree.body or ast.get_docstring(tree) is not None
 
 
 def undocumented(tree):
@@ -360,11 +378,15 @@ def test_docstrings_and_lengths_are_measured():
     assert ["f"] == long_functions(ast.parse("def f():\n" + " x = 1\n" * 59 + "def g(): pass"))
 
 
-@pytest.mark.parametrize("path", source_files(*ROOMS, "tests", "examples"), ids=short)
-def test_nothing_is_left_over(path):
+@pytest.mark.parametrize("room", ALL)
+def test_nothing_is_left_over(room):
     """No note to oneself stays in the source."""
-    source = path.read_text()
-    assert [] == [word for word in LEFTOVERS if word in source]
+
+    def left(path):
+        source = path.read_text()
+        return [word for word in LEFTOVERS if word in source]
+
+    assert {} == wrong_in(source_files(room), left)
 
 
 def test_only_the_listed_folders():
@@ -388,27 +410,40 @@ def test_ddloco_holds_folders_only():
         assert len(said.splitlines()) <= 3, package
 
 
-@pytest.mark.parametrize("path", source_files("tests"), ids=short)
-def test_every_test_says_its_promise(path):
-    """Each test has a docstring that begins with a sentence, and each asserts something."""
-    tests = [
-        node
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
-    ]
-    assert [] == [node.name for node in tests if not ast.get_docstring(node)]
+def promises(tree):
+    """Tests of a file that say no promise, and names of which there are two."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, functions)]
+    tests = [node for node in nodes if node.name.startswith("test")]
     names = [node.name for node in tests]
-    assert sorted(set(names)) == sorted(names), "a second test of one name hides the first"
+    silent = [node.name for node in tests if not ast.get_docstring(node)]
+    return [*silent, *(name for name in sorted(set(names)) if names.count(name) > 1)]
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in source_files("tests") if p.name.startswith("test_")], ids=short
-)
-def test_tests_mirror_the_tree(path):
-    """``tests/ROOM/test_NOUN.py`` or ``test_NOUN_aspect.py`` tests ``ROOM/NOUN.py``."""
+def test_every_test_says_its_promise():
+    """Each test has a docstring that begins with a sentence; a second test of one name would hide
+    the first."""
+    files = source_files("tests")
+    assert len(files) > 300
+    assert {} == wrong_in(files, lambda path: promises(tree_of(path)))
+    twice = 'def test_a(): "x"\ndef test_a(): "x"\ndef test_b(): pass'
+    assert ["test_b", "test_a"] == promises(ast.parse(twice))
+
+
+def mirrored(path):
+    """Whether a test is where what it tests is, or is one of those that test several files."""
     folder = path.parent.relative_to(ROOT / "tests").as_posix()
     if short(path) in TESTS_OF_SEVERAL or short(path.parent) in WHOLE_JOB_TESTS:
-        return
+        return True
     words = path.stem.removeprefix("test_").split("_")
     nouns = ["_".join(words[:n]) for n in range(1, len(words) + 1)]
-    assert any((ROOT / folder / f"{noun}.py").is_file() for noun in nouns)
+    rooms = (ROOT / "tests" / folder, ROOT / folder)
+    return any((room / f"{noun}.py").is_file() for noun in nouns for room in rooms)
+
+
+def test_tests_mirror_the_tree():
+    """``tests/ROOM/test_NOUN.py`` or ``test_NOUN_aspect.py`` tests ``ROOM/NOUN.py``; tests of what
+    only tests use are beside it."""
+    files = [path for path in source_files("tests") if path.name.startswith("test_")]
+    assert [] == [short(path) for path in files if not mirrored(path)]
+    assert not mirrored(ROOT / "tests" / "clocks" / "test_nothing.py")

@@ -49,6 +49,9 @@ OUTPUT_MAX = 2000
 
 RESULT_FILE = "result.json"
 
+FOLDER = Path("runs") / "experiments"
+"""Where the cells of experiments are, unless another folder is asked for."""
+
 
 class CellError(Exception):
     """A cell has failed; the text says which, where its output is, and its last lines."""
@@ -134,6 +137,10 @@ class Experiment(Struct, frozen=True):
     def baseline(self) -> str:
         """The case that the others are compared with."""
         return self.table.baseline or self.cases[0].name
+
+    def folder(self, among: Path) -> Path:
+        """The folder of its cells, among those of other experiments."""
+        return among / self.table.name.replace(" ", "-")
 
 
 class CellResult(Struct, frozen=True):

@@ -405,7 +405,6 @@ experiments EXPERIMENT.toml:path+  one or more experiment files
 --set=overrides key=value*        override a key of all cases, such as job.steps=100; may be given
                                   again
 --jobs J:int[0]                   cells side by side (default: one for each two cores)
---page FILE:path                  write the results as Markdown, with pictures beside it
 --json                            print JSON
 """, more=EXPERIMENTS, run="experiment"),
 Command("tape", "show tapes and check them", """

@@ -4,12 +4,12 @@ import argparse
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from pathlib import Path
 
 import msgspec
 from rich.markdown import Markdown
 
 from ddloco.api.experiment import (
+    FOLDER,
     Cell,
     CellError,
     CellResult,
@@ -19,37 +19,30 @@ from ddloco.api.experiment import (
     run_cell,
     trials,
 )
-from ddloco.api.experiment_page import case_table, pages
+from ddloco.api.experiment_table import case_table
 from ddloco.cli.ask import complain
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND
 from ddloco.stage.process.console import SafeConsole
 
-FOLDER = Path("runs") / "experiments"
-PICTURES = "pictures"
-
 
 def experiment(given: argparse.Namespace) -> int:
     """``ddloco experiment``: run the cells of experiments, and compare their cases."""
     try:
-        loaded = {file: load_experiment(file, given.overrides) for file in given.experiments}
+        loaded = [load_experiment(file, given.overrides) for file in given.experiments]
     except ConfigError as error:
         return complain(error)
-    found: dict[str, tuple[Experiment, Sequence[CellResult]]] = {}
-    for file, each in loaded.items():
-        folder = (given.folder or FOLDER) / each.table.name.replace(" ", "-")
+    for each in loaded:
+        folder = each.folder(given.folder or FOLDER)
         try:
             tried = _run_all(each, trials(each, folder), given)
             results = [*tried, *_run_all(each, cells(each, folder, tried), given)]
         except CellError as error:
             return complain(error, FOUND)
-        found[str(file)] = each, results
         if given.json:
             print(msgspec.json.encode({"experiment": each.table.name, "cells": results}).decode())
         else:
             SafeConsole().print(Markdown("\n".join(case_table(each, results))))
-    if given.page is not None:
-        _write(given.page, found)
     return 0
 
 
@@ -82,13 +75,3 @@ def _line(experiment: Experiment, cell: Cell, result: CellResult, count: str) ->
     if experiment.table.tune is not None and cell.tuned is not None:
         what += f", {experiment.table.tune.key} {cell.tuned:g}"
     return f"{count}: {what}: held-out loss {loss} in {result.took_s:.0f} s"
-
-
-def _write(page: Path, found: dict[str, tuple[Experiment, Sequence[CellResult]]]) -> None:
-    """Write the page, and its pictures into a folder beside it."""
-    text, drawn = pages(found, PICTURES)
-    folder = page.parent / PICTURES
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, picture in drawn.items():
-        (folder / name).write_text(picture)
-    page.write_text(text)

@@ -115,7 +115,6 @@ the scenarios that come with ddloco:
   ddloco simulate heterogeneous      two speeds of hardware, with and without a grace window
   ddloco simulate scavenging         a job that has more learners for a while
   ddloco simulate bandwidth          Gbit/s that each method needs; see its options
-  ddloco simulate hostile --seeds 2000   small worlds with all kinds of faults, checked
 
 simulate a run, with its own speeds and delays, under another schedule:
   ddloco simulate runs/first --set sync.quorum=2

@@ -11,7 +11,7 @@ from ddloco.cli.ask import complain
 from ddloco.job.config import load_job
 from ddloco.stage.files.toml import ConfigError
 from ddloco.workers.environment import worker_environment
-from ddloco.workers.forking import started_early
+from ddloco.workers.forking import start_early
 
 
 def run(given: argparse.Namespace) -> int:
@@ -22,10 +22,7 @@ def run(given: argparse.Namespace) -> int:
         return complain(error)
     # With --processes, each process has a server of its own.
     names = () if given.processes else job.names()
-    environments = [
-        worker_environment(os.environ, job.worker_of(name), name=name) for name in names
-    ]
-    with started_early(environments):
-        from ddloco.cli.run_job import run_loaded  # noqa: PLC0415, see above
+    start_early(worker_environment(os.environ, job.worker_of(name), name=name) for name in names)
+    from ddloco.cli.run_job import run_loaded  # noqa: PLC0415, see above
 
-        return run_loaded(given, job)
+    return run_loaded(given, job)

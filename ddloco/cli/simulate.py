@@ -4,7 +4,7 @@ import argparse
 
 from ddloco.cli.ask import complain
 from ddloco.simulation.bandwidth.table import bandwidth
-from ddloco.simulation.report import hostile_worlds, scenario_table
+from ddloco.simulation.report import scenario_table
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND
 from ddloco.stage.process.process_pool import ProcessLostError
@@ -17,8 +17,6 @@ def simulate(given: argparse.Namespace) -> int:
     try:
         if given.scenario == "bandwidth":
             return bandwidth(given)
-        if given.scenario == "hostile":
-            return hostile_worlds(given)
         return scenario_table(given)
     except (TapeError, ConfigError, SnapshotError, StorageError) as error:
         return complain(error)

@@ -16,13 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ddloco.simulation import fuzz
 from ddloco.simulation.before_after import RunOutcome, outcome_of, table_of
 from ddloco.simulation.calibrated import Recording
 from ddloco.simulation.experiment import Row, run_case
 from ddloco.simulation.scenario import Case, Scenario, cases_of, find
 from ddloco.simulation.sweep import sweep
-from ddloco.stage.files.run_folder import next_folder, open_folder
+from ddloco.stage.files.run_folder import next_folder
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.console import SafeConsole
 from replay import Divergence
@@ -64,7 +63,7 @@ def scenario_table(given: argparse.Namespace) -> int:
         raise ConfigError(f"{path}: no case has {given.case!r} in its name")
     about = cases[0][1].scenario
     first = about.seed if given.seed is None else given.seed
-    seeds = range(first, first + _at_least_one("--seeds", given.seeds))
+    seeds = range(first, first + at_least_one("--seeds", given.seeds))
     if given.folder is not None and (len(seeds) > 1 or len(cases) > 1):
         raise ConfigError("--dir: holds the tapes of one world; choose one --case and one seed")
     console = SafeConsole(stderr=True)
@@ -72,7 +71,7 @@ def scenario_table(given: argparse.Namespace) -> int:
     if path.is_dir() and len(seeds) == 1:
         return _beside_recorded(console, given, path, cases[0], first)
     run = partial(_one, choose, given.case, seeds, given.folder)
-    rows = _with_bar(console, about.name, run, works, given.jobs)
+    rows = with_bar(console, about.name, run, works, given.jobs)
     averaged = [
         _averaged(rows[index * len(seeds) : (index + 1) * len(seeds)])
         for index in range(len(cases))
@@ -158,9 +157,14 @@ def _beside_recorded(
     return HELD
 
 
-def _with_bar(
+def with_bar(
     console: Console, name: str, run: Callable[[int], T], works: Sequence[int], jobs: int
 ) -> list[T]:
+    """Run works in so many processes, one for each core with 0; shows how many are done.
+
+    Raises:
+        ConfigError: the number of processes is negative.
+    """
     if jobs < 0:
         raise ConfigError(f"--jobs {jobs}: a number of processes, or 0 for one per core")
     columns = TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -273,53 +277,12 @@ def _report_broken(console: Console, path: Path, given: argparse.Namespace, row:
     console.print(f"  again: {again}\n  tapes: {folder}", soft_wrap=True, highlight=False)
 
 
-def hostile_worlds(given: argparse.Namespace) -> int:
-    """Run small hostile worlds with every check; one in twenty runs repeatedly.
+def at_least_one(option: str, value: int) -> int:
+    """The value of an option, unless it is below one.
 
     Raises:
-        ConfigError: an option cannot be used.
+        ConfigError: it is.
     """
-    console = SafeConsole(stderr=True)
-    first = given.seed or 0
-    seeds = range(first, first + _at_least_one("--seeds", given.seeds))
-    if given.folder is not None:
-        if len(seeds) > 1:
-            raise ConfigError("--dir: holds the tapes of one world; choose one seed")
-        open_folder(given.folder, fuzz.draw(first).job)
-        outcomes = [fuzz.run_seed(first, given.folder)]
-    else:
-        outcomes = _with_bar(console, "hostile", fuzz.run_checked, list(seeds), given.jobs)
-    broken = [each for each in outcomes if each.violation]
-    for each in broken[:SHOWN_MAX]:
-        folder = given.folder or _tapes_of(each.seed)
-        console.print(f"seed {each.seed}: {each.violation}", soft_wrap=True, highlight=False)
-        again = f"ddloco simulate hostile --seed {each.seed}"
-        console.print(f"  again: {again}\n  tapes: {folder}", soft_wrap=True, highlight=False)
-    totals = {
-        "worlds": len(outcomes),
-        "events": sum(each.events for each in outcomes),
-        "hours": sum(each.seconds for each in outcomes) / 3600,
-        "steps": sum(each.steps for each in outcomes),
-        "merges": sum(each.merges for each in outcomes),
-        "faults": sum(each.faults for each in outcomes),
-        "violations": len(broken),
-    }
-    if given.json:
-        print(json.dumps(totals | {"seeds": [asdict(each) for each in broken]}))
-    else:
-        said = "  ".join(f"{value:,.0f} {what}" for what, value in totals.items())
-        print(f"{said}\n{'failed' if broken else 'held: every invariant in every world'}")
-    return FOUND if broken else HELD
-
-
-def _tapes_of(seed: int) -> Path:
-    folder = next_folder(Path("runs"), f"hostile-{seed}")
-    open_folder(folder, fuzz.draw(seed).job)
-    fuzz.run_seed(seed, folder)
-    return folder
-
-
-def _at_least_one(option: str, value: int) -> int:
     if value < 1:
         raise ConfigError(f"{option} {value}: at least 1")
     return value

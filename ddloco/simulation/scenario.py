@@ -187,9 +187,7 @@ def find(name: str) -> Path:
         return path
     known = sorted(each.stem for each in BUILT_IN.glob("*.toml"))
     if name not in known:
-        raise ConfigError(
-            f"{name}: neither a file nor one of {', '.join(known)}, hostile, bandwidth"
-        )
+        raise ConfigError(f"{name}: neither a file nor one of {', '.join(known)}, bandwidth")
     return BUILT_IN / f"{name}.toml"
 
 

@@ -17,7 +17,6 @@ from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.work import Differentiate, RunStep, StepFinished
 from ddloco.machines.registry import machine_for
-from ddloco.simulation.fencing import Fences
 from ddloco.simulation.network import Line
 from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.physics import Check, Physics, WorldObserver
@@ -51,7 +50,15 @@ class EndlessError(Exception):
 
 
 class World:
-    """A job in virtual time. ``now`` is in seconds since its start."""
+    """A job in virtual time. ``now`` is in seconds since its start.
+
+    Args:
+        job: what is run.
+        physics: how long everything takes.
+        checks: see every event.
+        observers: see starts, ends and observations.
+        may_act: whether an incarnation may handle its next event; asked before each of them.
+    """
 
     def __init__(
         self,
@@ -59,14 +66,13 @@ class World:
         physics: Physics,
         checks: Sequence[Check] = (),
         observers: Sequence[WorldObserver] = (),
-        fences: Fences | None = None,
+        may_act: "Callable[[World, Node], bool] | None" = None,
     ) -> None:
         self.job = job
-        self.fences = fences
+        self._may_handle = may_act
         self.physics = physics
         self.checks = list(checks)
         self._observers: list[WorldObserver] = [*checks, *observers]
-        self._observers += [fences] if fences is not None else []
         self.now = 0.0
         self.over = False
         """Whether the job has ended: the leading syncer has finished, and no actor is left."""
@@ -266,7 +272,7 @@ class World:
             happen(node, item)
 
     def _may_act(self, node: Node) -> bool:
-        return self.fences is None or self.fences.may_act(self, node)
+        return self._may_handle is None or self._may_handle(self, node)
 
     # The event loop.
 

@@ -11,8 +11,8 @@ from ddloco.stage.process.entry_point import KeptModules
 FORK_BYTES_MAX = 65536
 """The size of one request: a name, two paths, and the names of up to 500 modules."""
 
-FORK_FDS_MAX = 8
-"""Descriptors of one request: the two sockets, standard input, and an arena's files."""
+FORK_FDS_MAX = 10
+"""Descriptors of one request: the two sockets, the three standard streams, and an arena's files."""
 
 NEWS_BYTES_MAX = 4096
 """The size of one message about a worker: a process id, an exit status, or a reason."""
@@ -42,7 +42,8 @@ class Rank(Struct, frozen=True):
 
 class Fork(Struct, frozen=True):
     """Asks for a worker. The descriptors that come with it are: the socket for messages about it,
-    the socket for its requests, standard input if it may stop at a prompt, and an arena's files.
+    the socket for its requests, standard output, standard error, standard input if it may stop at a
+    prompt, and an arena's files.
 
     Attributes:
         name: the actor's incarnation.

@@ -1,9 +1,9 @@
 """The process from which workers are forked: it has imported JAX, and has used none of it.
 
 Importing JAX takes about a second of a core. A process that runs one host's actors starts one fork
-server for its workers, so that this second is spent once. The server is run as
-``python -m ddloco.workers.fork_server SOCKET``. Each message on the socket asks for one worker: a
-``Fork``, with descriptors. Another socket reports the worker's process id and how it
+server for its workers, so that this second is spent once, and keeps it for the next job. The server
+is run as ``python -m ddloco.workers.fork_server SOCKET``. Each message on the socket asks for one
+worker: a ``Fork``, with descriptors. Another socket reports the worker's process id and how it
 ended; when the actor closes or shuts down its end of that one, the worker is killed. Workers do not
 outlive the server, and the server does not outlive the process that started it.
 
@@ -22,6 +22,7 @@ import sys
 import traceback
 import warnings
 from contextlib import suppress
+from dataclasses import dataclass
 
 import setproctitle
 
@@ -46,6 +47,27 @@ PR_SET_PDEATHSIG = 1
 """See prctl(2): the signal that a process gets when its parent has ended."""
 
 
+@dataclass
+class _Child:
+    """A worker that runs.
+
+    Attributes:
+        status: where its end is reported.
+        saying: the file into which it writes what it says while it opens its devices.
+        errors: its standard error.
+    """
+
+    status: socket.socket
+    saying: int
+    errors: int
+
+    def close(self) -> None:
+        """Close what the server holds of it."""
+        self.status.close()
+        os.close(self.saying)
+        os.close(self.errors)
+
+
 class ForkServer:
     """Forks workers and reports how they end.
 
@@ -56,10 +78,8 @@ class ForkServer:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._request = control, FORK_BYTES_MAX, FORK_FDS_MAX
-        self._children: dict[int, socket.socket] = {}
-        """Where each child's end is reported, by process id."""
-        self._saying: dict[int, int] = {}
-        """The file into which each child writes what it says while it opens its devices."""
+        self._children: dict[int, _Child] = {}
+        """Those that run, by process id."""
         self._woken, self._waker = socket.socketpair()
         for each in (self._woken, self._waker):
             each.setblocking(False)
@@ -111,11 +131,11 @@ class ForkServer:
             status.close()
             fds.append(saying)
             return True
-        for each in fds if pid > 0 else (*fds, saying):
+        link, output, errors, *rest = fds
+        for each in (link, output, *rest, *(() if pid > 0 else (errors, saying))):
             os.close(each)
         if pid > 0:
-            self._children[pid] = status
-            self._saying[pid] = saying
+            self._children[pid] = _Child(status, saying, errors)
             self._selector.register(status, selectors.EVENT_READ, pid)
         return False
 
@@ -133,15 +153,13 @@ class ForkServer:
         self._selector.close()
         for each in (self._control, self._woken, self._waker, *self._children.values()):
             each.close()
-        for each in self._saying.values():
-            os.close(each)
 
     def _kill(self, pid: int) -> None:
         """Kill a worker that its actor does not want any more, unless it has been reaped: then the
         number may be another process's."""
         if pid in self._children:
             os.kill(pid, signal.SIGKILL)
-            self._forget(self._children[pid])
+            self._forget(self._children[pid].status)
 
     def _forget(self, status: socket.socket) -> None:
         """Listen to an actor no more; it may be asked for twice."""
@@ -155,11 +173,11 @@ class ForkServer:
         for pid in list(self._children):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended == pid:
-                link = self._children.pop(pid)
-                self._forget(link)
-                said = said_before_end(self._saying.pop(pid))
-                _tell(link, Ended(os.waitstatus_to_exitcode(status), said))
-                link.close()
+                child = self._children.pop(pid)
+                self._forget(child.status)
+                said = said_before_end(child)
+                _tell(child.status, Ended(os.waitstatus_to_exitcode(status), said))
+                child.close()
 
 
 def _tell(link: socket.socket, news: News) -> None:
@@ -167,14 +185,15 @@ def _tell(link: socket.socket, news: News) -> None:
         link.send(encode_news(news))
 
 
-def said_before_end(saying: int) -> str:
-    """What a worker has said that ended while it opened its devices: all of it goes to standard
+def said_before_end(child: _Child) -> str:
+    """What a worker has said that ended while it opened its devices: all of it goes to its standard
     error, the last line is returned, without the head that XLA's log gives it."""
-    with open(saying, "rb") as file:
+    with open(child.saying, "rb", closefd=False) as file:
         file.seek(0)
-        text = file.read().decode(errors="replace")
-    sys.stderr.write(text)
-    sys.stderr.flush()
+        said = file.read()
+    with suppress(OSError), open(child.errors, "wb", closefd=False) as errors:
+        errors.write(said)
+    text = said.decode(errors="replace")
     last = text.rstrip("\n").rpartition("\n")[2]
     return XLA_HEAD.sub("", last).strip()[:SAID_CHARS_MAX]
 
@@ -185,8 +204,9 @@ def run_worker(fork: Fork, fds: list[int]) -> None:
     code = 1
     try:
         link, saying = socket.socket(fileno=fds.pop(0)), fds.pop()
-        if fork.turns:
-            os.dup2(fds.pop(0), 0)
+        for stream in (1, 2, 0) if fork.turns else (1, 2):
+            os.dup2(fds[0], stream)
+            os.close(fds.pop(0))
         shared = [fds.pop(0) if each else -1 for each in fork.shared]
         code = server.serve_requests(fork, link, shared, saying)
     except SystemExit as error:  # From user code.

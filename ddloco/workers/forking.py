@@ -1,14 +1,17 @@
 """The actor's side of a fork server: starting it, and having it fork workers.
 
-``fork_server`` is the process. All workers that are open at a time in one trio run, with the same
-environment and in the same folder, come from one server.
+``fork_server`` is the process. All workers of a process with the same environment, folder and
+limits come from one server, also one after the other: a replay right after its run imports no JAX.
 """
 
+import atexit
+import os
 import resource
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -27,6 +30,13 @@ from ddloco.workers.fork_protocol import (
 
 SERVER = "ddloco.workers.fork_server"
 """The module that the server runs."""
+
+IDLE_MAX = 2
+"""How many servers without a worker are kept for the next one, those that were in use last: each
+takes about 150 MB of memory and no processor time, and a new one a second of a core."""
+
+LIMITS = [number for name, number in sorted(vars(resource).items()) if name.startswith("RLIMIT_")]
+"""The limits that the system has for a process (``ulimit``)."""
 
 
 class ForkedWorker:
@@ -105,7 +115,8 @@ class ForkServerProcess:
         """How many workers need it."""
 
     def fork(self, fork: Fork, link: socket.socket, shared: Sequence[int]) -> ForkedWorker:
-        """Have a worker forked.
+        """Have a worker forked. It writes to what are this process's standard output and standard
+        error now.
 
         Args:
             fork: what is asked for.
@@ -114,8 +125,8 @@ class ForkServerProcess:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with theirs:
-            fds = [theirs.fileno(), link.fileno(), *([0] if fork.turns else []), *shared]
+        with theirs, _outputs() as outputs:
+            fds = [theirs.fileno(), link.fileno(), *outputs, *([0] if fork.turns else []), *shared]
             # If the server has ended, reading ``ours`` will tell.
             with suppress(BrokenPipeError, ConnectionResetError):
                 socket.send_fds(self._control, [encode_fork(fork)], fds)
@@ -124,6 +135,15 @@ class ForkServerProcess:
     def wake(self) -> None:
         """Have it continue, if it was stopped together with its workers (SIGSTOP)."""
         self._process.send_signal(signal.SIGCONT)
+
+    def has_ended(self) -> bool:
+        """Whether it has closed its end of the socket, on which it never says anything."""
+        try:
+            return self._control.recv(1, socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     async def wait(self) -> str:
         """Wait for its end, and say how it ended."""
@@ -135,61 +155,84 @@ class ForkServerProcess:
         self._process.kill()
         self._process.wait()
 
-    async def aclose(self) -> None:
-        """Have it end, and wait for that."""
-        self._control.close()
-        self.wake()
-        with trio.CancelScope(shield=True):
-            await self.wait()
-
 
 _Key = tuple[object, ...]
 
-_early: dict[_Key, ForkServerProcess] = {}
-"""Servers that were started before anything needs them."""
+_servers: dict[_Key, ForkServerProcess] = {}
+"""The servers of this process; those without a worker in the order in which they lost the last."""
 
-_servers: trio.lowlevel.RunVar[dict[_Key, ForkServerProcess]] = trio.lowlevel.RunVar("fork servers")
+_lock = threading.Lock()
+"""Held while ``_servers`` is changed: jobs may run in several threads."""
 
 
 def _key(env: Mapping[str, str]) -> _Key:
-    """What workers of one server have in common: the environment, and the folder of the task."""
-    return (Path.cwd(), *sorted(env.items()))
+    """What workers of one server have in common, since they inherit it: the environment, the folder
+    of the task, and what the system lets them use."""
+    limits = (resource.getrlimit(each) for each in LIMITS)
+    return (Path.cwd(), *limits, frozenset(os.sched_getaffinity(0)), *sorted(env.items()))
 
 
-@contextmanager
-def started_early(envs: Iterable[Mapping[str, str]]) -> Iterator[None]:
+def start_early(envs: Iterable[Mapping[str, str]]) -> None:
     """Start the fork servers of these environments, so that they import JAX while the caller does
-    something else. At the end, those that no worker has needed are killed."""
-    keys = {_key(env): env for env in envs}
-    _early.update({key: ForkServerProcess(env) for key, env in keys.items()})
-    try:
-        yield
-    finally:
-        for key in keys:
-            if key in _early:
-                _early.pop(key).discard()
+    something else."""
+    with _lock:
+        for env in envs:
+            _server_of(_key(env), env)
+
+
+def _server_of(key: _Key, env: Mapping[str, str]) -> ForkServerProcess:
+    """The server that is there, unless it has ended meanwhile, or a new one."""
+    server = _servers.get(key)
+    if server is not None and not server.workers and server.has_ended():
+        _servers.pop(key).discard()
+        server = None
+    if server is None:
+        server = _servers[key] = ForkServerProcess(env)
+    return server
 
 
 @asynccontextmanager
 async def open_fork_server(env: Mapping[str, str]) -> AsyncIterator[ForkServerProcess]:
-    """Open the fork server of an environment, or use the one that is open already. It is
-    closed when its last worker is."""
-    try:
-        servers = _servers.get()
-    except LookupError:
-        _servers.set(servers := {})
+    """Open the fork server of an environment, or use the one that is there. Once it has no worker
+    it is kept for the next, until ``IDLE_MAX`` others have lost theirs or this process ends."""
     key = _key(env)
-    if key not in servers:
-        servers[key] = _early.pop(key, None) or ForkServerProcess(env)
-    server = servers[key]
-    server.workers += 1
+    with _lock:
+        server = _server_of(key, env)
+        server.workers += 1
+    server.wake()
     try:
         yield server
     finally:
-        server.workers -= 1
-        if not server.workers:
-            del servers[key]
-            await server.aclose()
+        with _lock:
+            server.workers -= 1
+            if not server.workers:
+                _servers[key] = _servers.pop(key)
+                discard_idle(IDLE_MAX)
+
+
+def discard_idle(kept: int = 0) -> None:
+    """End the servers without a worker, except so many of those that were in use last."""
+    idle = [key for key, each in _servers.items() if not each.workers]
+    for key in idle[: max(0, len(idle) - kept)]:
+        _servers.pop(key).discard()
+
+
+atexit.register(discard_idle)
+
+
+@contextmanager
+def _outputs() -> Iterator[list[int]]:
+    """The descriptors of standard output and standard error; where one is closed, of no file."""
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123, a descriptor is what is wanted
+        yield [each if _is_open(each) else nowhere.fileno() for each in (1, 2)]
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def _ending(code: int) -> str:

@@ -20,7 +20,6 @@ from typing import Any
 
 from ddloco.job.config import job_from
 from ddloco.job.protocol.tape_facts import TENSORS
-from ddloco.simulation.fuzz import run_seed
 from ddloco.simulation.goodput import Ledger
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.scenario import cases_of, find
@@ -28,6 +27,7 @@ from ddloco.simulation.sweep import sweep
 from ddloco.simulation.tapes import recorder_maker
 from ddloco.simulation.world import World
 from ddloco.workers.simulated.work import leaves_of
+from tests.lab.hostile_world import run_seed
 
 BEYOND = """\
 An event of eight learners takes 18 us, all of it the machines' own Python, none of it the \

@@ -79,7 +79,10 @@ def servant(
         arguments: for it.
         env: variables to set, or with None to unset, for that process.
     """
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context("spawn")
+    if not env:  # Dozens of processes import the same modules; here one does it for all of them.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([target.__module__])
     ours, theirs = context.Pipe()
     process = context.Process(
         target=_serve, args=(target, theirs, *arguments), name=target.__name__, daemon=True

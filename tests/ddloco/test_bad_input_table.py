@@ -16,10 +16,10 @@ import pytest
 import tomli_w
 
 from ddloco.cli.parser import main
-from ddloco.simulation import fuzz
 from ddloco.stage.files.run_folder import open_folder
 from replay import Tape, TapeWriter
 from replay.tape import Event
+from tests.lab import hostile_world
 
 SECONDS_MAX = 30
 """Far more than any of these takes on a busy machine."""
@@ -368,9 +368,9 @@ def test_an_address_file_that_is_a_link_to_itself(refused, tmp_path, file):
 def world(tmp_path_factory):
     """A simulated run."""
     folder = tmp_path_factory.mktemp("world")
-    drawn = fuzz.draw(0, folder)
+    drawn = hostile_world.draw(0, folder)
     open_folder(folder, drawn.job)
-    fuzz.happen(drawn)
+    hostile_world.happen(drawn)
     return folder
 
 

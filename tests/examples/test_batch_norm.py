@@ -1,11 +1,11 @@
 """The classifier with batch normalisation: what it learns depends on its state."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import here
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,9 +19,8 @@ def test_it_classifies_with_the_averaged_statistics(tmp_path):
     the whole job is run, in which each has done more than 100 at least.
     """
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "ddloco", "run", "examples/batch_norm.toml"]
-    more = ["--dir", str(folder), "--set", "job.steps=180"]
-    subprocess.run([*command, *more], cwd=ROOT, check=True, capture_output=True, timeout=240)
+    ran = here("run", "examples/batch_norm.toml", "--dir", folder, "--set=job.steps=180", cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr
     lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
     result = next(line for line in lines if line["event"] == "result")
 
@@ -33,13 +32,10 @@ def test_a_run_with_a_state_replays(tmp_path):
     """A learner is killed and comes back with its counter and its key; every bit is the same."""
     chaos = tmp_path / "chaos.toml"
     chaos.write_text('[[fault]]\nwhat = "crash"\nwho = "learner-1"\nat_s = 9.0\nfor_s = 1.0\n')
-    folder = str(tmp_path / "run")
+    folder = tmp_path / "run"
     settings = {"job.task": "tests.tasks:stateful", "job.steps": 80, "task.step_s": 0.1}
     overrides = [f"--set={key}={value}" for key, value in settings.items()]
-    command = [sys.executable, "-m", "ddloco", "run", "examples/batch_norm.toml", "--processes"]
-    more = ["--dir", folder, "--chaos", str(chaos), *overrides]
-    subprocess.run([*command, *more], cwd=ROOT, check=True, capture_output=True, timeout=240)
-    again = [sys.executable, "-m", "ddloco", "replay", folder]
-    done = subprocess.run(again, cwd=ROOT, check=True, capture_output=True, timeout=240, text=True)
-
-    assert "identical" in done.stdout
+    more = ["--processes", "--dir", folder, "--chaos", chaos, *overrides]
+    ran = here("run", "examples/batch_norm.toml", *more, cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr
+    assert "identical" in here("replay", folder, cwd=ROOT).stdout

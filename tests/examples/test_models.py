@@ -1,8 +1,6 @@
 """The models that people train: each trains, replays to the bit, and beats its lone learner."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -13,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from ddloco.workers.task import load_task
+from tests.commands import here
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"moe": "", "lora": "", "vit": "sklearn", "captions": "sklearn", "nnx_decoder": "flax"}
@@ -21,10 +20,7 @@ MODELS["gemma_text"] = "gemma"
 
 def ddloco(*args):
     """A command's output; it must succeed."""
-    command = [sys.executable, "-m", "ddloco", *map(str, args)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
-    )
+    done = here(*args, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

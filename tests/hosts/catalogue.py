@@ -46,7 +46,7 @@ ELSEWHERE = {
     # Wrong numbers.
     "F23": (
         "tests/ddloco/machines/outer/test_merge.py::test_a_value_that_is_not_finite_refuses_the_whole_learner",
-        "tests/ddloco/simulation/test_fuzz.py::test_poison_is_in_and_out",
+        "tests/lab/test_hostile_world.py::test_poison_is_in_and_out",
     ),
     "F24": ("tests/processes/test_divergence.py::test_a_changed_loss_is_named",),
     "F25": (

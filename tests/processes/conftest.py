@@ -1,7 +1,11 @@
-"""Real jobs for the tests of this folder: started as a user starts them, with the wheel."""
+"""Real jobs for the tests of this folder.
+
+A command that a test runs to its end is called in this process, where JAX has been imported once
+for all workers. What runs in the background is a process of its own, started as a user starts it,
+with the console script that the wheel installs.
+"""
 
 import fcntl
-import io
 import json
 import os
 import shutil
@@ -9,13 +13,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddloco.cli.parser import main
+from tests.commands import CALL_S_MAX, here
 from tests.conftest import shared
 from tests.installed import DDLOCO, WORK, install
 from tests.reruns import look_at
@@ -60,12 +63,8 @@ class Job:
         return [*DDLOCO, "run", str(self.file), "--dir", str(self.run_folder), *more]
 
     def run(self, *more: str) -> subprocess.CompletedProcess[str]:
-        """Run it to its end."""
-        return call(self.command(*more))
-
-    def refused(self, *more: str) -> subprocess.CompletedProcess[str]:
-        """Try to run it where it is refused before anything starts."""
-        return call_here(*self.command(*more)[1:])
+        """Run it to its end, or until it is refused."""
+        return call_here(*self.command(*more)[len(DDLOCO) :])
 
     def start(self, *more: str) -> subprocess.Popen[str]:
         """Start it in the background."""
@@ -112,28 +111,22 @@ class Job:
 def call(
     command: list[str], cwd: Path = WORK, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+    """Run a command to its end, as a process."""
     done = subprocess.run(
-        command, cwd=cwd, env=env, text=True, capture_output=True, timeout=400, check=False
+        command, cwd=cwd, env=env, text=True, capture_output=True, timeout=CALL_S_MAX, check=False
     )
     look_at(done.stdout)
     return done
 
 
-def call_here(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Call the command line in this process, for a command that ends before it starts another."""
-    out, err = io.StringIO(), io.StringIO()
-    with chdir(WORK), redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
-        main(arguments)
-    look_at(out.getvalue())
-    return subprocess.CompletedProcess(
-        ["ddloco", *arguments], end.value.code, out.getvalue(), err.getvalue()
-    )
+def call_here(*words: object, cwd: Path = WORK) -> subprocess.CompletedProcess[str]:
+    """Call a command in this process, where users of tests work."""
+    return here(*words, cwd=cwd)
 
 
 def replay(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Replay a run folder."""
-    return call([*DDLOCO, "replay", str(folder), *more])
+    return call_here("replay", str(folder), *more)
 
 
 @pytest.fixture

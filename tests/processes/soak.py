@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.installed import DDLOCO, WORK, install
+from tests.lab.audit import violated_in
 from tests.reruns import look_at
 
 JOB = """
@@ -177,9 +178,8 @@ def soak(
     found.say(len(results) > 0, f"the job ended with a model: {results[-1:]}")
     verified = call("tape", "verify", str(run))
     found.say(verified.returncode == 0, verified.stdout.strip().splitlines()[-1])
-    for line in verified.stdout.splitlines():
-        if "VIOLATED" in line:
-            found.say(False, line)
+    for line in violated_in(run):
+        found.say(False, line)
     growth = memory.growth()
     found.say(growth <= GROWTH_MAX, f"memory of a settled process grew {growth:.2f} times at most")
     replayed = call("replay", str(run))

@@ -31,7 +31,7 @@ def one_line(ended, *parts: str) -> None:
 )
 def test_job_files(job, setting, said):
     """What is wrong in a job file is named with file and field."""
-    one_line(job.refused("--set", setting), said)
+    one_line(job.run("--set", setting), said)
     assert not job.run_folder.exists()
 
 
@@ -103,7 +103,7 @@ def test_a_run_folder_is_not_overwritten_by_accident(finished, job):
     before = (finished.run_folder / "tapes" / "syncer.1.tape").read_bytes()
     job.run_folder = finished.run_folder
 
-    one_line(job.refused(), "holds a run already")
+    one_line(job.run(), "holds a run already")
     assert before == (finished.run_folder / "tapes" / "syncer.1.tape").read_bytes()
 
 

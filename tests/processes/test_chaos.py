@@ -123,7 +123,7 @@ def test_what_is_refused(job, text, more, said):
     """Chaos that cannot happen is refused in one line, before anything is written."""
     chaos = job.file.with_name("chaos.toml")
     chaos.write_text(text)
-    ended = job.refused(f"--chaos={chaos}", *more)
+    ended = job.run(f"--chaos={chaos}", *more)
 
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"ddloco: {said.format(chaos=chaos)}")
@@ -136,7 +136,7 @@ def test_a_job_file_with_chaos_wants_processes(job):
     job.file.write_text(
         job.file.read_text() + "[[chaos.fault]]\nwhat = 'stall'\nwho = 'learner-0'\n"
     )
-    ended = job.refused()
+    ended = job.run()
 
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"ddloco: {job.file}: chaos: applies to processes")
@@ -145,7 +145,6 @@ def test_a_job_file_with_chaos_wants_processes(job):
 SETTINGS = ("job.learners=2", "job.steps=100000", "task.step_s=0.05")
 
 
-@pytest.mark.slow
 def test_who_comes_back_takes_over_a_peers_state(job, tools):
     """With its moments, and where its own data continues; the donor steps on, and all replays."""
     with Actors(job, 1, SETTINGS, lambda _: {}) as actors:

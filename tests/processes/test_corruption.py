@@ -1,11 +1,11 @@
 """A machine that computes wrongly is found while it trains, and named on the tape."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import here
 
 ROOT = Path(__file__).parents[2]
 JOB = """
@@ -28,10 +28,7 @@ FLIPS = 22
 
 def ddloco(*args):
     """A command's exit status and all that it said."""
-    command = [sys.executable, "-m", "ddloco", *map(str, args)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-    )
+    done = here(*args, cwd=ROOT)
     return done.returncode, done.stdout + done.stderr
 
 

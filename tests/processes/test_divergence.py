@@ -10,10 +10,10 @@ import trio
 
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.replayer.replay_of import replay_of
-from ddloco.simulation import fuzz
 from ddloco.stage.files.run_folder import open_folder
 from ddloco.workers import executor
 from replay import Tape, TapeWriter, tape
+from tests.lab import hostile_world
 from transport import Effect
 
 SEED = 4
@@ -91,9 +91,9 @@ def recorded(request, tmp_path):
     if request.param == "real":
         return request.getfixturevalue("copied")
     folder = tmp_path / "simulated"
-    drawn = dataclasses.replace(fuzz.draw(SEED, folder), faults=(), poisoned=(), wrong=())
+    drawn = dataclasses.replace(hostile_world.draw(SEED, folder), faults=(), poisoned=(), wrong=())
     open_folder(folder, drawn.job)
-    assert fuzz.happen(drawn).violation is None
+    assert hostile_world.happen(drawn).violation is None
     return folder
 
 

@@ -16,6 +16,7 @@ from ddloco.debugger.recorded_job import open_run
 from ddloco.debugger.report_data import report_data
 from ddloco.stage.files.toml import ConfigError
 from replay import open_tapes
+from tests.commands import here
 from tests.installed import DDLOCO
 
 ROOT = Path(__file__).parents[2]
@@ -25,8 +26,7 @@ FAULTS = 'fault = [{what = "crash", who = "trainer-1", at_s = 0.3, for_s = 0.1}]
 
 def perform(folder, program, *more):
     """Run a program as processes."""
-    words = [*DDLOCO, "perform", program, "--processes", "--dir", str(folder), *more]
-    done = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, check=False)
+    done = here("perform", program, "--processes", "--dir", folder, *more, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -229,9 +229,12 @@ def alone(tmp_path_factory):
 
     def recorded(*more, planted=False):
         folder = tmp_path_factory.mktemp("alone") / "run"
-        command = [sys.executable, "-c", PLANTED] if planted else DDLOCO
-        words = [*command, "perform", SERVER, "--dir", str(folder), "--set", "trainers=1", *more]
-        subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+        words = ["perform", SERVER, "--dir", str(folder), "--set", "trainers=1", *more]
+        if planted:
+            command = [sys.executable, "-c", PLANTED, *words]
+            subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        else:
+            assert here(*words, cwd=ROOT).returncode == 0
         return folder
 
     return recorded

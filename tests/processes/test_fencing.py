@@ -34,7 +34,6 @@ def start_all(started, job):
     return first
 
 
-@pytest.mark.slow
 def test_a_stopped_syncer_is_succeeded_and_writes_nothing_more(started, job):
     """The second one goes on after SILENT_S; the first one ends with 75 when it wakes; all tapes
     replay. A third one is refused while the second lives."""

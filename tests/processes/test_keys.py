@@ -9,7 +9,7 @@ import pytest
 @pytest.fixture
 def keys(tools, tmp_path):
     """A folder of keys for three learners."""
-    made = tools.call([*tools.DDLOCO, "keys", str(tmp_path / "keys")])
+    made = tools.call_here("keys", str(tmp_path / "keys"))
     assert made.returncode == 0, made.stderr
     return tmp_path / "keys"
 
@@ -43,7 +43,7 @@ def test_bad_keys_are_found_before_there_is_a_run(job, keys, how):
 def test_a_foreign_key_keeps_its_holder_waiting(job, tools, keys, tmp_path):
     """The learner says that it waits; the syncer says whom it refused, and trains with others."""
     other = tmp_path / "other"
-    tools.call([*tools.DDLOCO, "keys", str(other)])
+    tools.call_here("keys", str(other))
     ours, theirs = ((each / "public.toml").read_text() for each in (keys, other))
     (other / "public.toml").write_text(theirs.replace(line_of(theirs), line_of(ours)))
 

@@ -13,7 +13,7 @@ from ddloco.stage.nodes.node import LEAVE_FINISH_S
 from ddloco.stage.nodes.serve import LEAVE_LINGER_S
 from tests.hosts.cluster import free_port
 from tests.installed import DDLOCO, WORK
-from tests.processes.conftest import call, replay
+from tests.processes.conftest import call, call_here, replay
 
 AGAIN = 75
 WAIT_S = 180.0
@@ -49,7 +49,7 @@ class Started:
 
     def stop(self):
         """End the whole job, by the command."""
-        return call([*DDLOCO, "stop", self.address, "--timeout", "60"])
+        return call_here("stop", self.address, "--timeout", "60")
 
     def signal(self, name, number=signal.SIGTERM):
         """Signal all processes of an actor, its worker among them."""
@@ -147,7 +147,7 @@ def test_sigterm_while_a_learner_starts(started):
 
 def test_no_process_answers_a_stop(started):
     """One line, and exit code 1."""
-    found = call([*DDLOCO, "stop", started.address, "--timeout", "0.5"])
+    found = call_here("stop", started.address, "--timeout", "0.5")
 
     assert found.returncode == 1
     assert found.stderr.startswith("ddloco: no answer from tcp://127.0.0.1:")
@@ -309,7 +309,7 @@ def test_a_learner_that_leaves_for_good_ends_with_0_and_others_get_its_data(star
     started.job.wait_for("data shards moved", 1)
     again = call(leave)
     assert (again.returncode, "is not there, and counts as gone" in again.stdout) == (0, True)
-    unknown = call([*DDLOCO, "leave", started.address, "learner-7", "--timeout", "60"])
+    unknown = call_here("leave", started.address, "learner-7", "--timeout", "60")
     assert (unknown.returncode, "no learner of this job" in unknown.stderr) == (1, True)
     assert started.stop().returncode == 0
     (moved,) = [each for each in started.job.log() if each["event"] == "data shards moved"]

@@ -1,29 +1,19 @@
 """Learners on meshes of devices: a run replays to the bit, and another mesh is named."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import here
 
 ROOT = Path(__file__).parents[2]
 STEPS = "--set=job.steps=24"
 
 
-def ddloco(*args, **env):
-    """A command's output, whatever its exit status."""
-    command = [sys.executable, "-m", "ddloco", *map(str, args)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+def ddloco(*args):
+    """A command's exit status and all that it said."""
+    done = here(*args, cwd=ROOT)
     return done.returncode, done.stdout + done.stderr
 
 

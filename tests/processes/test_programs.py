@@ -14,6 +14,7 @@ from ddloco.stage import Program, Role, SnapshotTable, TapeTable, UserActor
 from examples import parameter_server
 from replay import open_tapes
 from snapshot import Store
+from tests.commands import here
 from tests.installed import DDLOCO
 
 ROOT = Path(__file__).parents[2]
@@ -42,8 +43,7 @@ def bounded(versions: int = 400) -> Program:
 
 def perform(folder, program, *more):
     """Run a program as processes; what the command said."""
-    words = [*DDLOCO, "perform", program, "--dir", str(folder), *more]
-    done = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, check=False)
+    done = here("perform", program, "--dir", folder, *more, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

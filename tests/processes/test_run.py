@@ -14,6 +14,7 @@ from ddloco.workers.inner_optimizer import inner_optimizer
 from snapshot import load_tensors
 from tests.hosts.cluster import free_port
 from tests.independent import flat
+from tests.lab.audit import violated_in
 from tests.tasks import Regression
 
 UNTIL_STOPPED = ("--set=job.steps=100000", "--set=task.step_s=0.05")
@@ -84,6 +85,7 @@ def test_tape_verify_and_show(finished, tools):
     assert events == len(shown.stdout.splitlines())
     merges = next(line for line in verified.stdout.splitlines() if line.startswith("merge-order"))
     assert merges.endswith("held, looked at 20 times")
+    assert [] == violated_in(finished.run_folder)
     assert "syncer.1:1 " in shown.stdout
 
 
@@ -206,7 +208,7 @@ def test_learner_first_then_syncer(job, tools):
         stdout=subprocess.DEVNULL,
     )
     job.wait_for("waiting", 1)
-    syncer = tools.call([*tools.DDLOCO, "syncer", *common, steps, "--bind", address])
+    syncer = tools.call_here("syncer", *common, steps, "--bind", address)
 
     assert syncer.returncode == 0, syncer.stderr
     assert learner.wait(60) == 0
@@ -224,7 +226,7 @@ def test_a_different_job_is_refused_at_the_handshake(job, tools):
     )
     job.wait_for("listening", 1)
     learner = ["learner", *common, "--connect", address, "--name", "learner-0"]
-    refused = tools.call([*tools.DDLOCO, *learner, "--set=outer.lr=0.1"])
+    refused = tools.call_here(*learner, "--set=outer.lr=0.1")
     syncer.terminate()
 
     assert refused.returncode == 2

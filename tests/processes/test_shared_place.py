@@ -28,7 +28,7 @@ def test_each_run_has_its_own(job, tools, tmp_path):
     found = tools.replay(runs[0], "--from", ids[1][0])
     assert found.returncode == 2
     assert "is of another run than these tapes" in found.stderr
-    listed = tools.call([*tools.DDLOCO, "snapshot", "list", str(runs[1])])
+    listed = tools.call_here("snapshot", "list", str(runs[1]))
     assert all(id_ in listed.stdout for id_ in ids[1])
     assert not any(id_ in listed.stdout for id_ in ids[0])
 

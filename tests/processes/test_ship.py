@@ -9,6 +9,7 @@ import pytest
 
 from ddloco.stage.tapes.receiver import MARKS
 from replay import Tape, TapeError
+from tests.lab.audit import violated_in
 
 COMMON = ("--set=job.learners=2", "--set=tape.segment_s=0.2")
 PATIENCE_S = 180.0
@@ -108,8 +109,9 @@ def test_all_tapes_are_in_the_syncers_folder(hosts, tools):
         replayed = tools.replay(made.root / "syncer")
         assert replayed.returncode == 0, replayed.stdout + replayed.stderr
         assert "identical" in replayed.stdout
-        verified = tools.call([*tools.DDLOCO, "tape", "verify", str(made.root / "syncer")])
+        verified = tools.call_here("tape", "verify", str(made.root / "syncer"))
         assert verified.returncode == 0, verified.stdout
+        assert [] == violated_in(made.root / "syncer")
         assert "not shipped" not in made.log()
 
 
@@ -127,11 +129,11 @@ def test_a_lost_host_costs_its_last_segment(hosts, tools):
         lost.wait()
         del made.running["learner-0"]
         shutil.rmtree(made.root / "learner-0")
-        assert tools.call([*tools.DDLOCO, "stop", address, "--timeout", "60"]).returncode == 0
+        assert tools.call_here("stop", address, "--timeout", "60").returncode == 0
         made.end()
         last = made.shipped("learner-0.1")
         replayed = tools.replay(made.root / "syncer")
-        verified = tools.call([*tools.DDLOCO, "tape", "verify", str(made.root / "syncer")])
+        verified = tools.call_here("tape", "verify", str(made.root / "syncer"))
     assert replayed.returncode == 1, replayed.stdout + replayed.stderr
     assert "DIVERGENCE" not in replayed.stdout
     assert f"learner-0.1: the tape ends after event {last}, not closed" in replayed.stdout
@@ -155,7 +157,7 @@ def test_a_syncer_that_starts_again_goes_on(hosts, tools):
         made.syncer(address)
         wait(lambda: made.shipped("learner-0.1") > before + 40)
         wait(lambda: made.log().count('"joined","actor":"syncer"') == 4)
-        assert tools.call([*tools.DDLOCO, "stop", address, "--timeout", "60"]).returncode == 0
+        assert tools.call_here("stop", address, "--timeout", "60").returncode == 0
         made.end()
         for name in ("learner-0", "learner-1"):
             ours = made.root / name / "tapes" / f"{name}.1.tape"

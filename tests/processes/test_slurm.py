@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.installed import DDLOCO
-from tests.processes.conftest import JOB, Job, call, replay
+from tests.processes.conftest import JOB, Job, call_here, replay
 from tests.processes.slurm import Slurm, missing, wait_until
 
 pytestmark = [
@@ -39,7 +39,7 @@ class OnSlurm:
     def launch(self, *more):
         """Print the script, and run it."""
         command = ["launch", str(self.job.file), "--on", "slurm", "--dir", str(self.folder), *more]
-        printed = call([*DDLOCO, *command])
+        printed = call_here(*command)
         assert printed.returncode == 0, printed.stderr
         self.slurm.call("bash", "-s", text=printed.stdout)
 
@@ -91,7 +91,7 @@ class OnSlurm:
     def end(self):
         """Stop the job; all Slurm jobs end, and the run replays."""
         address = (self.folder / "syncer.address").read_text().strip()
-        stopped = call([*DDLOCO, "stop", address, "--timeout", "60"])
+        stopped = call_here("stop", address, "--timeout", "60")
         assert stopped.returncode == 0, stopped.stderr
         wait_until(lambda: not self.slurm.jobs(), f"all jobs end\n{self.said()}")
         replayed = replay(self.folder)

@@ -166,7 +166,7 @@ def test_a_flipped_byte_is_refused(run, tools, tmp_path):
 def take(tools, job, *more):
     """``ddloco snapshot take`` of a job with processes."""
     address = (job.run_folder / "syncer.address").read_text()
-    return tools.call([*tools.DDLOCO, "snapshot", "take", address, *more])
+    return tools.call_here("snapshot", "take", address, *more)
 
 
 def test_one_is_taken_on_request(pictures, tools):
@@ -295,7 +295,7 @@ def test_a_place_that_fills_up(pictures, tools, tiny):
     assert taken
     assert discarded
     assert any("No space left" in line["reason"] for line in discarded)
-    verified = tools.call([*tools.DDLOCO, "snapshot", "verify", str(tiny / "place")])
+    verified = tools.call_here("snapshot", "verify", str(tiny / "place"))
     assert 0 == verified.returncode, verified.stdout
     whole = [line for line in taken if "absent" not in line]
     # In a place that runs may share, names begin with the run.

@@ -26,7 +26,7 @@ for_s = 1.5
 
 def snapshots_of(job, tools):
     """The ids of a run's snapshots, the oldest first."""
-    listed = tools.call([*tools.DDLOCO, "snapshot", "list", str(job.run_folder), "--json"])
+    listed = tools.call_here("snapshot", "list", str(job.run_folder), "--json")
     assert listed.returncode == 0, listed.stdout + listed.stderr
     return [each["id"] for each in json.loads(listed.stdout)[::-1]]
 

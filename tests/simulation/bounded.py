@@ -39,10 +39,7 @@ from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.start_point import cut_of, mismatch
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.roles.resume import steps_under_way
-from ddloco.simulation import fuzz
 from ddloco.simulation.node import Node, Pace
-from ddloco.simulation.requests import Asked, ask, not_too_narrow
-from ddloco.simulation.snapshot_checks import seen
 from ddloco.simulation.tapes import header_of
 from ddloco.simulation.world import World
 from ddloco.stage.actors.actor import new_actor
@@ -60,6 +57,9 @@ from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import TOKENS, Content, FragmentMemory, SimulatedWork
 from replay import Player, Recorder, Tape, TapeWriter, files_of, open_tapes
 from snapshot import Manifest, Part
+from tests.lab import hostile_world
+from tests.lab.snapshot_checks import seen
+from tests.lab.snapshot_requests import Asked, ask, not_too_narrow
 from transport import Event, MessageArrived
 
 KEPT = 2
@@ -97,9 +97,9 @@ class Outcome:
 # The job.
 
 
-def draw(seed: int) -> fuzz.Hostile:
+def draw(seed: int) -> hostile_world.Hostile:
     """The hostile world of a seed, with a slow learner, and snapshots within its steps."""
-    drawn = fuzz.draw(seed)
+    drawn = hostile_world.draw(seed)
     rng = random.Random(f"bounded {seed}")
     factor = rng.choice([4.0, 8.0, 16.0])
     slow = drawn.job.learner_names()[-1]
@@ -180,7 +180,7 @@ def manifests(world: World, job: Job) -> list[Manifest]:
     ]
 
 
-def play(drawn: fuzz.Hostile, folder: Path, outcome: Outcome) -> World:
+def play(drawn: hostile_world.Hostile, folder: Path, outcome: Outcome) -> World:
     """Let a job happen, every invariant checked beside it; its tapes are in ``folder``."""
     open_folder(folder, drawn.job)
     worlds: list[World] = []
@@ -194,7 +194,7 @@ def play(drawn: fuzz.Hostile, folder: Path, outcome: Outcome) -> World:
                              clock)  # fmt: skip
 
     bounding = Bounding(drawn.job, folder)
-    checks = [*fuzz.Watch(drawn.heal_at).checks(), bounding]
+    checks = [*hostile_world.Watch(drawn.heal_at).checks(), bounding]
     physics = dataclasses.replace(drawn.physics, recorder=recorder)
     worlds.append(World(drawn.job, physics, checks))
     [world] = worlds
@@ -202,7 +202,7 @@ def play(drawn: fuzz.Hostile, folder: Path, outcome: Outcome) -> World:
         world.begin(drawn.faults)
         for at, name in drawn.asked:
             world.call(at, ask, world, name)
-        world.run(drawn.end_at, events_max=4 * fuzz.EVENTS_MAX)
+        world.run(drawn.end_at, events_max=4 * hostile_world.EVENTS_MAX)
         if world.nodes[world.lead].finish is None:
             outcome.wrong.append(f"not over after {world.now:.0f} s")
     except Violation as violation:
@@ -363,7 +363,7 @@ def fitting(world: World, job: Job, tapes: Sequence[Tape]) -> list[CommitSnapsho
     ]  # fmt: skip
 
 
-def replay(world: World, drawn: fuzz.Hostile, folder: Path, outcome: Outcome) -> None:
+def replay(world: World, drawn: hostile_world.Hostile, folder: Path, outcome: Outcome) -> None:
     """Replay what is left of a job from some of its snapshots."""
     tapes = open_tapes(folder)
     left = fitting(world, drawn.job, tapes)

@@ -4,7 +4,7 @@ import pytest
 
 from ddloco.stage.actors.snapshot_adapter import SnapshotAdapter
 from ddloco.workers.simulated.snapshot_sink import SnapshotCapture
-from tests.ddloco.simulation.mutations import always, wrap
+from tests.lab.mutations import always, wrap
 from tests.simulation import bounded
 
 SEEDS = (0, 1, 2, 6, 7, 8)
@@ -44,14 +44,14 @@ def test_a_worker_that_is_written_in_the_middle_of_its_step_is_found(monkeypatch
         old(self, work, contents, state)
 
     wrap(monkeypatch, SnapshotCapture, "begin", begin)
-    monkeypatch.setattr(bounded.fuzz.Watch, "checks", lambda _self: [])
+    monkeypatch.setattr(bounded.hostile_world.Watch, "checks", lambda _self: [])
     assert any("DIVERGENCE" in said for said in bounded.run(2).wrong)
 
 
 def test_what_is_in_flight_and_not_written_is_found(monkeypatch):
     """Planted: a replay names the messages that it cannot have."""
     always(monkeypatch, SnapshotAdapter, "hears", [])
-    monkeypatch.setattr(bounded.fuzz.Watch, "checks", lambda _self: [])
+    monkeypatch.setattr(bounded.hostile_world.Watch, "checks", lambda _self: [])
     assert any("is not in the snapshot" in gap for gap in bounded.run(7).gaps)
 
 

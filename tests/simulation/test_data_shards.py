@@ -7,13 +7,13 @@ import pytest
 from ddloco.job.config import job_from
 from ddloco.job.protocol.work import StepFinished
 from ddloco.replayer.invariants.training import Causal, Learning
-from ddloco.simulation.data_order import DataOrder
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
-from ddloco.simulation.truth import Contents
 from ddloco.simulation.world import World
 from ddloco.stage.files.faults import Fault
 from ddloco.workers.simulated.work import leaves_of, shard_and_number
+from tests.lab.data_order import DataOrder
+from tests.lab.truth import Contents
 
 LEARNERS, SHARDS, GONE_S = 16, 24, 20.0
 ALL = {f"learner-{n}" for n in range(LEARNERS)}

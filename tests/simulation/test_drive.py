@@ -1,14 +1,11 @@
 """A simulated schedule drives real training: crashes and returns included, replayed to the bit."""
 
-import io
 import json
-import subprocess
-from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from ddloco.cli.parser import main
+from tests.commands import here
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,10 +52,7 @@ quorum = 2
 
 def call(*command):
     """Run a command of ddloco to its end, in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with chdir(ROOT), redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
-        main([str(each) for each in command])
-    return subprocess.CompletedProcess(command, end.value.code, out.getvalue(), err.getvalue())
+    return here(*command, cwd=ROOT)
 
 
 def log(folder):

@@ -6,12 +6,12 @@ import pytest
 
 from ddloco.job.config import job_from
 from ddloco.replayer.invariants.base import PerSyncer
-from ddloco.replayer.invariants.launches import Launches
 from ddloco.replayer.invariants.training import Causal
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
 from ddloco.workers.simulated.work import leaves_of
+from tests.lab.launches import Launches
 
 FRAGMENTS, STEPS, DIES_AT_S = 4, 120, 50.0
 

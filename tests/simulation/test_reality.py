@@ -1,8 +1,6 @@
 """The simulator against reality: a small job, live and with the speeds that it was seen to have."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from ddloco.job.config import load_job
@@ -10,6 +8,7 @@ from ddloco.monitoring.live_display import Board
 from ddloco.simulation.calibrated import Recording
 from ddloco.simulation.experiment import run_case
 from ddloco.simulation.scenario import Case
+from tests.commands import here
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,8 +55,8 @@ def both(folder):
     """A live run, and its simulation."""
     file, live, simulated = folder / "job.toml", folder / "live", folder / "simulated"
     file.write_text(JOB)
-    command = [sys.executable, "-m", "ddloco", "run", str(file), "--dir", str(live)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    ran = here("run", file, "--dir", live, cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr
     row = run_case(Case("real"), Recording(live), 0, simulated)
     assert row.violation is None
     return merges(live), merges(simulated)

@@ -4,10 +4,11 @@ import math
 
 import pytest
 
-from ddloco.simulation import fuzz
 from ddloco.simulation.experiment import run_case
 from ddloco.simulation.scenario import cases_of, find
 from ddloco.simulation.sweep import sweep
+from tests.lab import hostile_world
+from tests.lab.checks import all_checks_of
 
 SEEDS = range(10_000, 10_060)
 """Other worlds than those that `make simulate` begins with."""
@@ -15,7 +16,7 @@ SEEDS = range(10_000, 10_060)
 
 def test_every_invariant_holds_in_hostile_worlds():
     """60 worlds, every check beside them; a failure names seed and invariant."""
-    outcomes = list(sweep(fuzz.run_seed, list(SEEDS), 2, lambda _: None))
+    outcomes = list(sweep(hostile_world.run_seed, list(SEEDS), 2, lambda _: None))
 
     assert [] == [(each.seed, each.violation) for each in outcomes if each.violation]
     assert len(outcomes) == len(SEEDS)
@@ -28,7 +29,7 @@ def cells(scenario, only, *overrides):
     found = {}
     for case, world in cases_of(find(scenario), overrides):
         if only(case.name):
-            row = run_case(case, world, 0)
+            row = run_case(case, world, 0, checks_of=all_checks_of)
             assert row.violation is None
             for column, theirs in row.paper.items():
                 found[case.name, column] = (row.values[column], theirs)
@@ -67,13 +68,13 @@ def test_uptime_from_four_learners_on():
     """With four learners or more at least one always trains, to a tenth of a percent of a day."""
     for case, world in cases_of(find("goodput"), ["scenario.hours=6"]):
         if case.name.startswith(("M = 4, 600k", "M = 8, 1.2M")):
-            assert run_case(case, world, 0).values["uptime"] > 99.5
+            assert run_case(case, world, 0, checks_of=all_checks_of).values["uptime"] > 99.5
 
 
 def test_heterogeneous_hardware():
     """Synchronous training waits, decoupled training does not; a grace window brings more in."""
     rows = {
-        case.name: run_case(case, world, 0).values
+        case.name: run_case(case, world, 0, checks_of=all_checks_of).values
         for case, world in cases_of(find("heterogeneous"), ["scenario.hours=0.3"])
     }
     synchronous, hasty, patient, everyone, unmerged = rows.values()
@@ -89,7 +90,7 @@ def test_heterogeneous_hardware():
 def test_scavenging():
     """Lent learners make a decoupled job faster, as in the paper, and data-parallel ones hardly."""
     hours = {
-        case.name: run_case(case, world, 0).values["hours"]
+        case.name: run_case(case, world, 0, checks_of=all_checks_of).values["hours"]
         for case, world in cases_of(find("scavenging"), ["scenario.inner_steps=3600"])
         if "100 %" in case.name or " 0 %" in case.name
     }

@@ -17,10 +17,10 @@ import msgspec
 
 import ddloco.cli.parser  # noqa: F401, what is imported could be named
 from ddloco.machines.registry import states_for
-from ddloco.simulation import fuzz
-from ddloco.simulation.fuzz import draw, happen
 from ddloco.simulation.world import World
 from snapshot import StateError, write_state
+from tests.lab import hostile_world
+from tests.lab.hostile_world import draw, happen
 from transport import MessageArrived
 
 SEEDS = (3, 7, 24, 36, 45, 141)
@@ -99,12 +99,12 @@ class Kept(World):
 def corpus():
     """States of hostile worlds: each with its reader, the events that follow and its job."""
     found = []
-    before, fuzz.World, Kept.corpus = fuzz.World, Kept, found
+    before, hostile_world.World, Kept.corpus = hostile_world.World, Kept, found
     try:
         for seed in SEEDS:
             assert happen(draw(seed)).violation is None
     finally:
-        fuzz.World = before
+        hostile_world.World = before
     for states, data, _, _ in found:
         states.read(data)  # The decoder of each type is made once.
     return found

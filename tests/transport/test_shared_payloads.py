@@ -370,6 +370,13 @@ def pair(memory):
     return SharingPeer(here, memory), there
 
 
+@pytest.fixture(scope="module")
+def little_to_collect():
+    """Leave what other tests have left out of the many collections of a test."""
+    gc.collect()
+    gc.freeze()
+
+
 def descriptors():
     """The open descriptors of this process."""
     gc.collect()
@@ -382,6 +389,7 @@ PACKETS = st.lists(
 )
 
 
+@pytest.mark.usefixtures("little_to_collect")
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(packets=PACKETS, references=st.lists(st.binary(max_size=30), max_size=3))
 def test_hostile_packets_end_the_connection_at_worst(packets, references):

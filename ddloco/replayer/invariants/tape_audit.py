@@ -3,13 +3,12 @@
 A tape has the events and the digests of their effects, but not the effects themselves. Machines are
 pure, so the same events give the same effects again; if a digest differs, this version decides
 differently from the recorded one, which is reported. The checks are the same as in simulations
-(``ddloco.replayer.invariants.training``, ``launches``), which use only events and effects.
+(``ddloco.replayer.invariants.training``), which use only events and effects.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from clocks import actor_of, number_of
@@ -17,8 +16,7 @@ from ddloco.job.config import Job, job_from
 from ddloco.job.protocol.events import Happened, Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.machines.registry import machine_for
-from ddloco.replayer.invariants.base import InvariantCheck, PerSyncer, Violation
-from ddloco.replayer.invariants.launches import PULLED, Launches
+from ddloco.replayer.invariants.base import InvariantCheck, Violation
 from ddloco.replayer.invariants.merged_tokens import MergedShare, MergedTokens
 from ddloco.replayer.invariants.training import Causal, Durable, Learning, Merging
 from ddloco.stage.actors.actor import new_actor
@@ -31,15 +29,10 @@ CLOCK = "clock-causal"
 
 INVARIANTS = (
     SAME, CLOCK, "merge-once", "token-conservation", "outer-monotone", "weights-valid",
-    "staleness-bound", "merge-order-canonical", "no-zombie", "quorum-or-grace", "overlap",
-    PULLED, "no-unhealed-donor", "no-learner-waits-on-learner", "inner-steps-never-block",
-    "in-step", "ack-after-durable",
+    "staleness-bound", "merge-order-canonical", "no-zombie", "no-unhealed-donor",
+    "no-learner-waits-on-learner", "inner-steps-never-block", "in-step", "ack-after-durable",
 )  # fmt: skip
 """In the order of the report."""
-
-LATE_MAX = 1
-"""In a live run one arrival may be handled while a deadline passes; its timer comes before the
-next."""
 
 
 @dataclass
@@ -100,20 +93,24 @@ class Audit:
 
     Args:
         tapes: all tapes of a run, or some of them.
+        more: further checks, reported after the others.
 
     Raises:
         ConfigError: this version cannot run the recorded job.
     """
 
-    def __init__(self, tapes: Sequence[Tape]) -> None:
+    def __init__(
+        self, tapes: Sequence[Tape], more: Sequence[InvariantCheck[Any, Any]] = ()
+    ) -> None:
         self._tapes = sorted(
             tapes, key=lambda each: (actor_of(each.incarnation), number_of(each.incarnation))
         )
         first = self._tapes[0]
         self._stage = TapeStage(job_from(first.header.job, f"{first.path} (header)"))
         self._checks: list[InvariantCheck[Any, Any]] = [
-            Merging(), PerSyncer(partial(Launches, LATE_MAX)), Learning(), Causal(), Durable()
+            Merging(), Learning(), Causal(), Durable(), *more
         ]  # fmt: skip
+        self._invariants = [*INVARIANTS, *(name for each in more for name in each.invariants)]
         self._tokens = MergedTokens()
         self._looking = [*self._checks, self._tokens]
         self._stopped: dict[str, str] = {}
@@ -132,7 +129,7 @@ class Audit:
         for check in self._checks:
             looked += check.looked
         findings: list[InvariantResult] = []
-        for name in INVARIANTS:
+        for name in self._invariants:
             found = self._violations.get(name) or InvariantResult(
                 name, until=self._stopped.get(name)
             )

@@ -9,20 +9,21 @@ Where each invariant is checked:
 
 * here, in worlds and on tapes: merge-once, token-conservation, outer-monotone, weights-valid,
   staleness-bound, merge-order-canonical, no-zombie, no-unhealed-donor, no-learner-waits-on-learner,
-  inner-steps-never-block, in-step, clock-causal, ack-after-durable; ``launches``: quorum-or-grace,
-  overlap, unmerged-pulled;
-* only in worlds, where more is known than the actors know. ``truth``: clock-vs-truth, data-cursor,
-  optimizer-with-params, and token-conservation of the arrays' real contents. ``data_order``:
-  data-order. ``fencing``: one-lead. ``resource_bounds``: bounded-memory, control-not-starved.
-  ``merge_oracle``: model-oracle, finite. ``belief``: wrong-refused, honest-believed, starts-over.
-  ``snapshot_checks``: cut-consistent, channel-complete, snapshot-terminates, concurrent-snapshots,
-  and data-cursor, optimizer-with-params and merge-once in the contents of snapshots. ``fuzz``:
-  heal-progress, participation, and by running a world again determinism-check and record-is-inert;
+  inner-steps-never-block, in-step, clock-causal, ack-after-durable;
+* in ``tests/lab``, in worlds and on tapes. ``launches``: quorum-or-grace, overlap, unmerged-pulled;
+* there, and only in worlds, where more is known than the actors know. ``truth``: clock-vs-truth,
+  data-cursor, optimizer-with-params, and token-conservation of the arrays' real contents.
+  ``data_order``: data-order. ``fencing``: one-lead. ``resource_bounds``: bounded-memory,
+  control-not-starved. ``merge_oracle``: model-oracle, finite. ``belief``: wrong-refused,
+  honest-believed, starts-over. ``snapshot_checks``: cut-consistent, channel-complete,
+  snapshot-terminates, concurrent-snapshots, and data-cursor, optimizer-with-params and merge-once
+  in the contents of snapshots. ``hostile_world``: heal-progress, participation, and by running a
+  world again determinism-check and record-is-inert;
 * in tests, because two worlds are compared: a learner that freezes or dies does not change the step
   times of others; steps continue without a syncer; the order of arrival changes no byte; tapes of
   hostile worlds replay (replay-bit-exact); snapshots delay no step and no merge
   (snapshot-does-not-stall). The bugs in ``mutations.py`` and ``mutations_pictures.py`` of
-  ``tests/ddloco/simulation`` prove that each check can fail;
+  ``tests/lab`` prove that each check can fail;
 * not yet checked: identity and replay-attack (keys), and disk-error-safe beyond what the tape does
   in live runs.
 """

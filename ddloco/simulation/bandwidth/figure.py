@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ddloco.simulation.bandwidth.model import GRID, LABELS, METHODS, Setting, needed, utilisation
-from ddloco.simulation.bandwidth.published import WideLink
+from ddloco.simulation.bandwidth.wide_links import WideLink
 
 LABEL_CHARS = 27
 BAR_CHARS = 50

@@ -70,6 +70,8 @@ LABELS: dict[Method, str] = {
 }
 METHODS: tuple[Method, ...] = tuple(LABELS)
 
+BITS: tuple[tuple[int, Method], ...] = ((16, "decoupled"), (4, "decoupled-4bit"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:

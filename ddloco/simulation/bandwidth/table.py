@@ -1,9 +1,9 @@
-"""``ddloco simulate bandwidth``: what each method needs, compared with published figures."""
+"""``ddloco simulate bandwidth``: what each method needs of the links between sites."""
 
 import argparse
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,27 +17,13 @@ from ddloco.simulation.bandwidth.model import (
     TARGETS,
     Method,
     Setting,
-    as_method,
-    copy_gbit,
     in_time_gbit_s,
     needed,
     needed_exactly,
-    reduction_copies,
     second_opinion,
     utilisation,
 )
-from ddloco.simulation.bandwidth.published import (
-    HEADLINE,
-    HEADLINE_CLAIM,
-    HEADLINE_TARGET,
-    PAIR_CLAIM,
-    REGIONS,
-    Reading,
-    WideLink,
-    agreement,
-    search,
-    wall_clock,
-)
+from ddloco.simulation.bandwidth.wide_links import HEADLINE, REGIONS, WideLink, wall_clock
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.console import SafeConsole
 
@@ -140,12 +126,6 @@ def lines(setting: Setting) -> Iterator[str]:
     yield ""
     yield from range_bars(setting)
     yield ""
-    yield from _references()
-    yield ""
-    yield from _headline()
-    yield ""
-    yield from _pair()
-    yield ""
     yield from _wall_clock(setting)
 
 
@@ -154,85 +134,6 @@ def _in_time(setting: Setting, method: Method) -> str:
     if math.isinf(needs):
         return "without overlap no fragment is back in time"
     return f"a fragment is there and back within the overlap from {_gbit(needs)} Gbit/s on"
-
-
-def _references() -> Iterator[str]:
-    yield "Streaming DiLoCo's Table 4 (1B and 10B), cell by cell:"
-    for model, name in ((utilisation, "simulated"), (second_opinion, "closed form")):
-        found = agreement(model)
-        yield (
-            f"  {name:<12} {found.exact} of {found.cells} exact, {found.within_one} within one "
-            f"step of the grid, worst {found.worst}"
-        )
-        for cell in found.misses:
-            yield (
-                f"    {cell.table} {LABELS[cell.method]} at {cell.target:.0%}: "
-                f"{_gbit(cell.ours)}, published {cell.published:g}"
-            )
-
-
-def headline_figures() -> tuple[float, float]:
-    """Gbit/s of data-parallel training and of Decoupled DiLoCo in the headline's setting."""
-    pair: tuple[Method, Method] = ("data-parallel", "decoupled-4bit")
-    slow, fast = (needed_exactly(utilisation, HEADLINE, each, HEADLINE_TARGET) for each in pair)
-    return slow, fast
-
-
-def _headline() -> Iterator[str]:
-    tried, found = search(HEADLINE_CLAIM)
-    slow, fast = headline_figures()
-    small = as_method(HEADLINE, "decoupled-4bit")
-    copies = reduction_copies(HEADLINE.sites)
-    gbit = copy_gbit(HEADLINE) * copies
-    wall_s = HEADLINE.step_s / HEADLINE_TARGET
-    round_s = HEADLINE.interval * HEADLINE.step_s
-    yield "198 against 0.84 Gbit/s for 8 data centres: our reading, the assumptions are not public"
-    yield f"  {_said(HEADLINE)}, utilisation {HEADLINE_TARGET:.0%}"
-    yield (
-        f"  data-parallel: {copies:g} copies of {copy_gbit(HEADLINE):.1f} Gbit (ring of "
-        f"{HEADLINE.sites}, 16 bits) in {gbit / slow:.2f} s of a step of {wall_s:.2f} s: {slow:.1f}"
-    )
-    yield (
-        f"  Decoupled: {HEADLINE_TARGET:.0%} of {copy_gbit(small):.2f} Gbit (4 bits) each way in "
-        f"{HEADLINE.interval} steps, {round_s:.1f} s: {fast:.2f}"
-    )
-    yield (
-        f"  {len(found)} of {tried:,} settings searched give both: "
-        + "; ".join(_short(each) for each in found)
-    )
-    yield "  size and step count as their ratio; 24 to 64 layers miss by up to 1.4 %,"
-    yield "  other targets by 2.6 % and more"
-
-
-def _pair() -> Iterator[str]:
-    tried, found = search(PAIR_CLAIM)
-    yield "104.8 against 1.7 Gbit/s at a step of 1 s: not pinned down"
-    yield f"  {len(found)} of {tried:,} settings searched give both figures in one column:"
-    for model in ("A", "B"):
-        some = [each for each in found if each.model == model]
-        if some:
-            yield f"  model ({model}): {_ranges(some)}"
-
-
-def _ranges(found: list[Reading]) -> str:
-    sizes, sites, targets, bits = (
-        sorted({value(each) for each in found})
-        for value in (
-            lambda each: each.setting.parameters / 1e9,
-            lambda each: each.setting.sites,
-            lambda each: each.target,
-            lambda each: each.setting.bits,
-        )
-    )
-    return (
-        f"{_span(sizes)}B, {_span(sites)} sites, utilisation "
-        f"{_span([100 * each for each in targets])} %, {_span(bits)} bits"
-    )
-
-
-def _span(values: Sequence[float]) -> str:
-    low, high = f"{values[0]:g}", f"{values[-1]:g}"
-    return low if low == high else f"{low} to {high}"
 
 
 def _wall_clock(setting: Setting) -> Iterator[str]:
@@ -271,9 +172,6 @@ def _at_step(step_s: float) -> WideLink:
 
 def as_dict(setting: Setting) -> dict[str, Any]:
     """All results as plain data; None where no bandwidth of the grid is sufficient."""
-    slow, fast = headline_figures()
-    tried, found = search(HEADLINE_CLAIM)
-    pairs_tried, pairs = search(PAIR_CLAIM)
     models = (("main", utilisation), ("second_opinion", second_opinion))
     in_time = {m: in_time_gbit_s(setting, m) for m in METHODS if m.startswith("decoupled")}
     settings = {"given": setting, "regions": REGIONS, "sites": HEADLINE}
@@ -282,16 +180,6 @@ def as_dict(setting: Setting) -> dict[str, Any]:
         "targets": TARGETS,
         "gbit_s": {m: {name: needed(f, setting, m) for name, f in models} for m in METHODS},
         "in_time_gbit_s": {m: None if math.isinf(b) else b for m, b in in_time.items()},
-        "references": {name: asdict(agreement(model)) for name, model in models},
-        "headline": {
-            "setting": asdict(HEADLINE),
-            "target": HEADLINE_TARGET,
-            "data_parallel_gbit_s": slow,
-            "decoupled_4bit_gbit_s": fast,
-            "settings_tried": tried,
-            "readings": [asdict(each) for each in found],
-        },
-        "pair": {"settings_tried": pairs_tried, "readings": [asdict(each) for each in pairs]},
         "wall_clock": {
             name: {"setting": asdict(each), "links": [asdict(link) for link in wall_clock(each)]}
             for name, each in settings.items()
@@ -305,11 +193,6 @@ def _said(setting: Setting) -> str:
         f"{setting.step_s:g} s, {setting.sites} sites, H {setting.interval}, "
         f"P {setting.fragments}, tau {setting.overlap}"
     )
-
-
-def _short(reading: Reading) -> str:
-    used = reading.setting
-    return f"{used.parameters / 1e9:g}B at {used.step_s:g} s with {used.layers} layers"
 
 
 def _gbit(gbit_s: float | None) -> str:

@@ -23,6 +23,7 @@ import errno
 import fcntl
 import os
 import platform
+import re
 import secrets
 import threading
 from collections.abc import Callable
@@ -53,6 +54,9 @@ LOOK_S = 0.25
 
 CLAIMS_MAX = 10**8
 """The first number that has no name; a claim every second reaches it in three years."""
+
+CLAIM_FILE = re.compile(r"(?:.*/)?([0-9]+)\.json")
+"""The file of a claim, by its number."""
 
 ID_FILE = "id"
 
@@ -358,8 +362,8 @@ class Lease:
         return number, self._read(self._file(number), _claim_of) if number else None
 
     def _numbers(self) -> list[int]:
-        names = (Path(name) for name in self._place.files(self._name))
-        return [int(each.stem) for each in names if each.suffix == ".json" and each.stem.isdigit()]
+        found = (CLAIM_FILE.fullmatch(name) for name in self._place.files(self._name))
+        return [int(each[1]) for each in found if each is not None]
 
     def _signs(self, number: int) -> Beat | None:
         """The newest beat of a claim; None before the first one, or if it is being written."""

@@ -3,6 +3,8 @@
 import json
 import math
 import re
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,7 +18,7 @@ from ddloco.api.experiment import (
     settings_digest,
     trials,
 )
-from ddloco.api.experiment_page import CaseRow, case_table, losses_svg, pages
+from ddloco.api.experiment_table import CaseRow, case_table
 from ddloco.cli.parser import main
 from ddloco.stage.files.toml import ConfigError
 
@@ -119,18 +121,28 @@ def test_a_difference_below_the_noise_is_none():
     assert "-" == CaseRow("none", [result("none", None)]).against(base)
 
 
-def test_the_page_has_a_table_and_a_picture(file):
+@pytest.fixture(scope="module")
+def page():
+    """The script that writes the page about experiments."""
+    script = Path(__file__).parents[3] / "docs" / "experiment_page.py"
+    where = spec_from_file_location("experiment_page", script)
+    module = module_from_spec(where)
+    where.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_a_table_and_a_picture(file, page):
     """With the paper's column, the command, and what it shows."""
     loaded = load_experiment(file)
     found = [result("one", 2.0), result("one", 2.2, 1), result("all", 2.5), result("all", 2.6, 1)]
     lines = case_table(loaded, found)
     assert lines[0].endswith("| the paper |")
     assert "| one | 2.1000 ± 0.1414 | - | 24 | 50.0 % | 1.0 | 2.0 | 12 s | - |" == lines[2]
-    text, drawn = pages({"quorum.toml": (loaded, found)}, "pictures")
+    text, drawn = page.pages({"quorum.toml": (loaded, found)}, "pictures")
     assert "`ddloco experiment quorum.toml`" in text
     assert "This shows that it works." in text
     assert "(pictures/experiment-quorum.svg)" in text
-    assert drawn == {"experiment-quorum.svg": losses_svg(loaded, found)}
+    assert drawn == {"experiment-quorum.svg": page.losses_svg(loaded, found)}
     assert drawn["experiment-quorum.svg"].count("<circle") == 4
 
 
@@ -150,7 +162,7 @@ def tuned(file):
     return file
 
 
-def test_each_case_gets_its_best_value(tuned, tmp_path):
+def test_each_case_gets_its_best_value(tuned, tmp_path, page):
     """By one rule; losses that are no numbers are never the best, and ties go to the lower."""
     loaded = load_experiment(tuned)
     todo = trials(loaded, tmp_path)
@@ -176,7 +188,7 @@ def test_each_case_gets_its_best_value(tuned, tmp_path):
     assert ["0.001 (the lowest)", "0.002", "0.001 (the lowest)", "-"] == ends
     assert (
         "the best of 0.001, 0.002, 0.004 with seeds 100, 101"
-        in pages({"quorum.toml": (loaded, [*tried, *done])}, "pictures")[0]
+        in page.pages({"quorum.toml": (loaded, [*tried, *done])}, "pictures")[0]
     )
 
 
@@ -222,7 +234,7 @@ def test_tuning_runs_trials_first(tuned, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_cells_run_once_and_give_the_same_again(file, tmp_path, capsys):
+def test_cells_run_once_and_give_the_same_again(file, tmp_path, capsys, page):
     """In virtual time only settings and seeds decide; what is there is not run again."""
     loaded = load_experiment(file)
     todo = cells(loaded, tmp_path / "one")[:4]
@@ -233,7 +245,7 @@ def test_cells_run_once_and_give_the_same_again(file, tmp_path, capsys):
     assert all(each.steps >= 24 for each in first[1:3])
     (tmp_path / "kept").mkdir()
     arguments = ["experiment", str(file), "--dir", str(tmp_path / "kept"), "--json"]
-    arguments += ["--page", str(tmp_path / "page.md"), "--set", "job.steps=8"]
+    file.write_text(FILE.replace("steps = 12", "steps = 8"))
     losses = []
     for _ in range(2):
         with pytest.raises(SystemExit) as ended:
@@ -243,6 +255,7 @@ def test_cells_run_once_and_give_the_same_again(file, tmp_path, capsys):
         losses.append([each["loss"] for each in json.loads(out)["cells"]])
     assert losses[0] == losses[1]
     assert "8 of 8 cells are in" in err
+    page.write_page(tmp_path / "page.md", [file], tmp_path / "kept")
     assert "| diloco |" in (tmp_path / "page.md").read_text()
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from tests.children import descendants_of
 
-COMMAND = [sys.executable, "-m", "ddloco", "simulate", "hostile", "--jobs", "2"]
+COMMAND = [sys.executable, "-m", "ddloco", "simulate", "goodput", "--jobs", "2"]
 
 
 def test_ctrl_c_ends_it_at_once():

@@ -9,12 +9,12 @@ from ddloco.cli.parser import main
 from ddloco.job.config import job_from
 from ddloco.job.protocol.tape_facts import SEMANTICS
 from ddloco.replayer.recording import open_recording, run_folder_of
-from ddloco.simulation import fuzz
 from ddloco.stage.actors.actor import ACTOR_SEMANTICS
 from ddloco.stage.files.run_folder import open_folder
 from ddloco.stage.files.trust import MARK_FILE, check_trust, content_of, is_ours, job_digest
 from replay import Tape, TapeHeader, TapeWriter
 from replay.tape import Event
+from tests.lab import hostile_world
 
 SEED = 0
 
@@ -23,9 +23,9 @@ SEED = 0
 def world(tmp_path_factory):
     """A simulated run: real tapes, a second to make, and nothing of them runs user code."""
     folder = tmp_path_factory.mktemp("world")
-    drawn = fuzz.draw(SEED, folder)
+    drawn = hostile_world.draw(SEED, folder)
     open_folder(folder, drawn.job)
-    fuzz.happen(drawn)
+    hostile_world.happen(drawn)
     return folder
 
 

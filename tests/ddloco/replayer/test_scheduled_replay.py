@@ -6,10 +6,10 @@ from msgspec.structs import replace
 from ddloco.job.config import Job, LearnerTable, job_from
 from ddloco.replayer import scheduled_replay
 from ddloco.replayer.scheduled_replay import ScheduledRun, job_under, overridden
-from ddloco.simulation import fuzz
 from ddloco.stage.files.run_folder import open_folder
 from ddloco.stage.files.toml import ConfigError
 from replay import TapeError
+from tests.lab.hostile_world import draw, happen
 
 JOB = {
     "job": {"task": "none:none", "name": "real", "steps": 500, "learners": 7, "seed": 3},
@@ -24,9 +24,9 @@ def simulated(tmp_path):
 
     def made(seed):
         folder = tmp_path / f"simulated-{seed}"
-        drawn = fuzz.draw(seed, folder)
+        drawn = draw(seed, folder)
         open_folder(folder, drawn.job)
-        fuzz.happen(drawn)
+        happen(drawn)
         return folder, drawn.job
 
     return made
@@ -136,7 +136,7 @@ def test_a_folder_without_tapes(tmp_path):
 
 def test_clients_drawn_by_another_seed_are_refused(simulated, tmp_path):
     """Other learners would train in a round than the schedule has steps of."""
-    seed = next(seed for seed in range(28, 37 * 40, 37) if fuzz.draw(seed).job.sync.clients != 1.0)
+    seed = next(seed for seed in range(28, 37 * 40, 37) if draw(seed).job.sync.clients != 1.0)
     schedule, _ = simulated(seed)
     with pytest.raises(ConfigError, match=rf"drawn by seed {seed}; want job.seed = {seed}"):
         drive(schedule, tmp_path / "real")

@@ -7,8 +7,10 @@ from ddloco.machines.syncer import syncs
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.replayer.replay_of import replay_of
 from ddloco.simulation.experiment import checks_of, run_case
-from ddloco.simulation.merge_oracle import Oracle
 from ddloco.simulation.scenario import cases_of
+from ddloco.simulation.trail import Trail
+from tests.lab.checks import all_checks_of
+from tests.lab.merge_oracle import Oracle
 
 SCENARIO = """
 [scenario]
@@ -40,7 +42,7 @@ def case(tmp_path):
 
 def test_a_case_is_measured(case):
     """To the end of its job, with every check beside it."""
-    row = run_case(*case(), 4)
+    row = run_case(*case(), 4, checks_of=all_checks_of)
     assert ("small", 4, None) == (row.case, row.seed, row.violation)
     times = {"goodput", "chip goodput", "uptime", "taking part", "steps", "merges", "hours"}
     assert times | {"in a merge", "by fragment"} == set(row.values)
@@ -64,10 +66,13 @@ def test_a_case_may_end_before_its_job(case, override, column, expected):
 
 
 def test_checks_may_be_left_out(case):
-    """For speed; where there are numbers there is an oracle, where there are none there is none."""
+    """For speed; beside those of tapes, tests have more, and an oracle where there are numbers."""
     assert [] == checks_of(case("scenario.checks=false")[1])
     assert "" == run_case(*case("scenario.checks=false"), 0).trail
-    with_numbers, without = checks_of(case()[1]), checks_of(case("work.arithmetic=false")[1])
+    assert isinstance(checks_of(case()[1])[-1], Trail)
+    with_numbers, without = (
+        all_checks_of(case(f"work.arithmetic={each}")[1]) for each in ("true", "false")
+    )
     assert isinstance(with_numbers[-1], Oracle)
     assert len(without) == len(with_numbers) - 1
 

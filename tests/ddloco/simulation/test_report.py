@@ -13,7 +13,6 @@ from ddloco.cli.simulate import simulate
 from ddloco.cli.tape_verify import verify_folder
 from ddloco.machines.syncer import syncs
 from ddloco.replayer.replay_of import replay_of
-from ddloco.simulation import fuzz, report
 from ddloco.simulation.report import FOUND, HELD
 
 SCENARIO = """
@@ -118,8 +117,6 @@ def test_tapes_of_a_case_are_left_where_asked(call, here):
         ("small.toml --set job.steps=abc", "--set job.steps=abc: job.steps: Expected `int`"),
         ("smaller.toml", "smaller.toml"),
         ("smaller", "neither a file nor one of"),
-        ("hostile --seeds 0", "--seeds 0: at least 1"),
-        ("hostile --seeds 2 --dir run", "choose one seed"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_a_line(call, line, said):
@@ -132,7 +129,7 @@ def test_what_cannot_be_used_is_said_in_a_line(call, line, said):
 
 def test_jobs_are_a_number_of_processes(capsys):
     """0 stands for one per core; less is a mistake."""
-    code = simulate(parser().parse_args(["simulate", "hostile", "--jobs", "-1"]))
+    code = simulate(parser().parse_args(["simulate", "small.toml", "--jobs", "-1"]))
     assert 2 == code
     assert "--jobs -1" in capsys.readouterr().err
 
@@ -157,75 +154,3 @@ def test_a_broken_invariant_is_shown_again(call, monkeypatch):
     assert FOUND == code
     assert err.splitlines()[0] == once_more.splitlines()[0]
     assert folder != shown_again(once_more)[1]
-
-
-def test_worlds_that_hold(call):
-    """What was done in all of them, in one line, and that everything held."""
-    code, out, err = call("hostile --seed 3 --seeds 4")
-    assert (HELD, "") == (code, err.strip())
-    assert re.search(r"^4 worlds .* 0 violations$", out, re.MULTILINE)
-    assert "held: every invariant in every world" in out
-
-
-def test_worlds_as_json(call):
-    """Totals, and the seeds that failed."""
-    _, out, _ = call("hostile --seed 3 --seeds 2 --json")
-    said = json.loads(out)
-    outcomes = [fuzz.run_seed(3), fuzz.run_seed(4)]
-    assert {"worlds": 2, "violations": 0, "seeds": []}.items() <= said.items()
-    assert sum(each.events for each in outcomes) == said["events"]
-    assert sum(each.merges for each in outcomes) == said["merges"]
-
-
-def test_a_world_leaves_its_tapes_where_asked(call, here):
-    """With job file and log; they replay."""
-    code, *_ = call("hostile --seed 8 --dir run")
-    assert HELD == code
-    assert {"job.toml", "tapes"} <= {path.name for path in (here / "run").iterdir()}
-    assert trio.run(replay_of(here / "run").run).identical
-
-
-@pytest.mark.parametrize("more", ["", " --json", " --dir run"])
-def test_a_broken_world_is_shown_again(call, monkeypatch, more):
-    """Exit code 1: seed, command and tapes, however it is printed."""
-    break_it(monkeypatch)
-    code, out, err = call("hostile --seed 5" + more)
-    assert FOUND == code
-    assert "seed 5: weights-valid" in err
-    again, folder = shown_again(err)
-    assert "hostile --seed 5" == again
-    assert (Path(folder) / "tapes").is_dir()
-    assert ("run" == folder) == (more == " --dir run")
-    if "json" in more:
-        [failed] = json.loads(out)["seeds"]
-        assert (5, "weights-valid") == (failed["seed"], failed["invariant"])
-    else:
-        assert "failed" in out
-    assert FOUND == call(again)[0]
-
-
-def test_not_every_failure_is_listed(call, monkeypatch):
-    """Ten of them are enough to begin with; the count is of all."""
-    break_it(monkeypatch)
-    monkeypatch.setattr(report, "SHOWN_MAX", 2)
-    code, out, err = call("hostile --seeds 5")
-    assert FOUND == code
-    assert (2, True) == (err.count("again:"), "5 violations" in out)
-
-
-@pytest.mark.parametrize("invariant", ["determinism-check", "record-is-inert"])
-def test_a_second_run_that_differs_is_found(call, monkeypatch, invariant):
-    """One seed in twenty is run again, plainly and with tapes."""
-    run, count = fuzz.run_seed, []
-
-    def differs(seed, tapes=None):
-        outcome = run(seed, tapes)
-        count.append(tapes)
-        if (tapes is None) == (invariant == "determinism-check") and len(count) > 1:
-            outcome.trail = "another"
-        return outcome
-
-    monkeypatch.setattr(fuzz, "run_seed", differs)
-    code, _, err = call("hostile --seed 20")
-    assert FOUND == code
-    assert f"seed 20: {invariant}: " in err

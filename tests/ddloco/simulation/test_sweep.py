@@ -5,8 +5,8 @@ import operator
 
 import pytest
 
-from ddloco.simulation import fuzz
 from ddloco.simulation.sweep import sweep
+from tests.lab import hostile_world
 
 SEEDS = [*range(40, 10, -1), 3, 3]
 
@@ -44,6 +44,8 @@ def test_what_a_seed_raises_is_raised(jobs):
 def test_worlds_are_the_same_in_other_processes():
     """A hostile world has the same trail wherever it is run: nothing of the process gets in."""
     seeds = list(range(10))
-    alone, together = (list(sweep(fuzz.run_seed, seeds, jobs, lambda _: None)) for jobs in (1, 2))
+    alone, together = (
+        list(sweep(hostile_world.run_seed, seeds, jobs, lambda _: None)) for jobs in (1, 2)
+    )
     assert alone == together
     assert len({outcome.trail for outcome in alone}) == len(seeds)

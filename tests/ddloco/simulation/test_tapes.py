@@ -1,9 +1,9 @@
 """Tapes of simulated actors: who says so, and what is left where no folder is given."""
 
 from ddloco.job.protocol.tape_facts import ARITHMETIC, DEVICE, SEMANTICS, SIMULATED, is_simulated
-from ddloco.simulation import fuzz
 from ddloco.simulation.tapes import log_maker, recorder_maker
 from replay import open_tapes
+from tests.lab import hostile_world
 
 
 def test_without_a_folder_nothing_is_left(make_job):
@@ -14,8 +14,8 @@ def test_without_a_folder_nothing_is_left(make_job):
 
 def test_a_tape_says_that_it_is_simulated(tmp_path):
     """In its fingerprint, with whether there were numbers; job and behaviours as in a live run."""
-    drawn = fuzz.draw(3, tmp_path)
-    fuzz.happen(drawn)
+    drawn = hostile_world.draw(3, tmp_path)
+    hostile_world.happen(drawn)
     for tape in open_tapes(tmp_path):
         header = tape.header
         assert is_simulated(header)
@@ -27,6 +27,6 @@ def test_a_tape_says_that_it_is_simulated(tmp_path):
 
 def test_a_log_stands_beside_the_tapes(tmp_path):
     """With what actors observed."""
-    fuzz.run_seed(3, tmp_path)
+    hostile_world.run_seed(3, tmp_path)
     [log] = tmp_path.glob("*.jsonl")
     assert '"merge"' in log.read_text()

@@ -11,7 +11,6 @@ from ddloco.job.protocol.tape_facts import TENSORS
 from ddloco.replayer.invariants.base import InvariantCheck
 from ddloco.replayer.invariants.training import Merging
 from ddloco.replayer.replay_of import replay_of
-from ddloco.simulation.merge_oracle import Oracle
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
@@ -20,6 +19,7 @@ from ddloco.simulation.world import World
 from ddloco.stage.files.faults import SYNCER
 from ddloco.stage.files.run_folder import open_folder
 from ddloco.workers.simulated.work import leaves_of
+from tests.lab.merge_oracle import Oracle
 from transport import Transmit
 
 LEARNERS, SITES, FRAGMENTS = 64, 16, 4

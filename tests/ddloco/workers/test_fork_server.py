@@ -34,7 +34,7 @@ def test_too_many_processes_are_an_answer(control, monkeypatch):
     link, link_there = socket.socketpair()
     with status, link:
         with status_there, link_there:
-            fds = [status_there.fileno(), link_there.fileno()]
+            fds = [status_there.fileno(), link_there.fileno(), 1, 2]
             socket.send_fds(ours, [encode_fork(Fork("learner-0.1", ()))], fds)
         ours.shutdown(socket.SHUT_WR)
         server = ForkServer(theirs)

@@ -6,9 +6,9 @@ import pytest
 from clocks import actor_of
 from ddloco.job.protocol.status import SyncerStatus
 from ddloco.replayer.invariants.base import InvariantCheck
-from ddloco.simulation.fuzz import EVENTS_MAX, draw
-from ddloco.simulation.truth import Trail
+from ddloco.simulation.trail import Trail
 from ddloco.simulation.world import World
+from tests.lab.hostile_world import EVENTS_MAX, draw
 
 
 class Asking(InvariantCheck):

@@ -4,12 +4,12 @@ import pytest
 
 from ddloco.job.config import job_from
 from ddloco.job.protocol.fragment_plan import Leaf
-from ddloco.replayer.invariants.launches import Launches
 from ddloco.replayer.invariants.merged_tokens import MergedTokens
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
 from ddloco.stage.actors.effects import Observe
+from tests.lab.launches import Launches
 
 FRAGMENTS, STEPS, LEARNERS = 24, 144, 4
 SLOW = f"learner-{LEARNERS - 1}"

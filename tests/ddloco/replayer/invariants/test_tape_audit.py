@@ -7,14 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddloco.replayer.invariants import launches, training
-from ddloco.replayer.invariants.tape_audit import CLOCK, INVARIANTS, SAME, Audit, InvariantResult
-from ddloco.simulation import fuzz
+from ddloco.replayer.invariants import training
+from ddloco.replayer.invariants.tape_audit import CLOCK, INVARIANTS, SAME, InvariantResult
 from ddloco.simulation.tapes import recorder_maker
 from ddloco.simulation.world import EndlessError, World
 from replay import Tape, TapeWriter, open_tapes, tape
-from tests.ddloco.replayer.invariants.test_training import names_in
-from tests.ddloco.simulation.mutations import MUTATIONS
+from tests.lab import hostile_world, launches
+from tests.lab.audit import audit
+from tests.lab.mutations import MUTATIONS
+from tests.lab.test_mutations import names_in
 
 SEEDS_MAX = 30
 """Seeds that are tried after those in which a bug is known to be noticed."""
@@ -24,17 +25,17 @@ SYNCER_CRASHES = 38
 
 def leave_tapes(folder, world):
     """The tapes of a hostile world without checks beside it; a bug may end it early."""
-    drawn = fuzz.draw(world, folder) if isinstance(world, int) else by_hand(folder, world)
+    drawn = hostile_world.draw(world, folder) if isinstance(world, int) else by_hand(folder, world)
     happening = World(drawn.job, drawn.physics)
     try:
         happening.begin(drawn.faults)
         for name, begin, end in drawn.poisoned:
-            happening.call(begin, fuzz._poison, happening, name, True)
-            happening.call(end, fuzz._poison, happening, name, False)
+            happening.call(begin, hostile_world._poison, happening, name, True)
+            happening.call(end, hostile_world._poison, happening, name, False)
         for name, begin, end, how in drawn.wrong:
-            happening.call(begin, fuzz._spoil, happening, name, how)
-            happening.call(end, fuzz._spoil, happening, name, None)
-        happening.run(drawn.end_at, events_max=fuzz.EVENTS_MAX)
+            happening.call(begin, hostile_world._spoil, happening, name, how)
+            happening.call(end, hostile_world._spoil, happening, name, None)
+        happening.run(drawn.end_at, events_max=hostile_world.EVENTS_MAX)
     except (AssertionError, LookupError, EndlessError, ValueError):
         pass  # What a bug has led to later is not looked at.
     finally:
@@ -50,7 +51,7 @@ def by_hand(folder, drawn):
 
 def violated(tapes):
     """What is not held on tapes, by invariant."""
-    return {each.invariant: each for each in Audit(tapes).run() if each.violation is not None}
+    return {each.invariant: each for each in audit(tapes) if each.violation is not None}
 
 
 @cache
@@ -78,7 +79,7 @@ PLANTED = [
 
 def test_every_invariant_is_told():
     """Those that the checks can raise, and the one of the tapes themselves."""
-    assert on_tapes() | {SAME} == set(INVARIANTS)
+    assert on_tapes() | {SAME} == {*INVARIANTS, *launches.Launches.invariants}
     told = {
         name
         for check in (
@@ -109,7 +110,7 @@ def test_planted_bugs_are_found_on_tapes(mutation, monkeypatch, tmp_path):
 @pytest.mark.parametrize("seed", [SYNCER_CRASHES, 0, 14, 12, 36])
 def test_worlds_without_a_bug_hold(seed, tmp_path):
     """Nothing is objected to, also where learners, links and the syncer break."""
-    findings = Audit(leave_tapes(tmp_path, seed)).run()
+    findings = audit(leave_tapes(tmp_path, seed))
     assert [] == [each.line() for each in findings if each.violation or each.until]
     looked = {each.invariant for each in findings if each.looked}
     assert set(INVARIANTS) - looked <= {"ack-after-durable", "in-step"}  # No learner waits here.
@@ -169,7 +170,7 @@ def test_other_decisions_are_found(tapes, tmp_path):
         return record
 
     doctor(tapes / "learner-0.1.tape", tmp_path / "learner-0.1.tape", change)
-    findings = Audit(open_tapes(tmp_path)).run()
+    findings = audit(open_tapes(tmp_path))
     assert "learner-0.1:9" == findings[0].ref
     assert (SAME, 8) == (findings[0].invariant, findings[0].looked)
 
@@ -185,7 +186,7 @@ def test_a_doctored_event_is_found(tapes, tmp_path):
 
     doctor(tapes / "learner-0.1.tape", target, change)
     with pytest.raises(ValueError, match="event 5 is unknown to this version"):
-        Audit(open_tapes(tmp_path)).run()
+        audit(open_tapes(tmp_path))
 
 
 def test_lines_say_what_was_looked_at():

@@ -11,16 +11,17 @@ from ddloco.job.protocol.messages import Contribution
 from ddloco.job.protocol.work import FragmentMerged, StepFinished
 from ddloco.replayer.invariants.base import InvariantCheck
 from ddloco.replayer.replay_of import replay_of
-from ddloco.simulation import fuzz
 from ddloco.simulation.world import World
 from ddloco.stage.files.faults import SYNCER, Fault
 from ddloco.stage.files.run_folder import open_folder
+from tests.lab import hostile_world
 from transport import MessageArrived
 
 SEVERAL = [
     seed
     for seed in range(40)
-    if fuzz.draw(seed).job.job.learners > 1 and seed % fuzz.TOGETHER_EVERY != fuzz.TOGETHER
+    if hostile_world.draw(seed).job.job.learners > 1
+    and seed % hostile_world.TOGETHER_EVERY != hostile_world.TOGETHER
 ][:10]
 """Hostile worlds of two learners or more; here without their faults. How many steps a learner takes
 together depends on the versions that have come, so in those worlds only the pace is the same."""
@@ -48,7 +49,7 @@ class Steps(InvariantCheck):
 
 def steps_of(seed, *faults):
     """How the steps of a hostile world go without its own faults."""
-    drawn, learning = fuzz.draw(seed), Steps()
+    drawn, learning = hostile_world.draw(seed), Steps()
     world = World(drawn.job, drawn.physics, [learning])
     world.begin(faults)
     world.run(UNTIL_S)
@@ -112,7 +113,7 @@ def test_the_order_of_arrival_changes_no_byte(World, make_job):
 @pytest.mark.parametrize("seed", [3, 16, 23])
 def test_recording_changes_nothing(seed, tmp_path):
     """The same world with tapes and without: event by event the same."""
-    assert fuzz.run_seed(seed).trail == fuzz.run_seed(seed, tmp_path).trail
+    assert hostile_world.run_seed(seed).trail == hostile_world.run_seed(seed, tmp_path).trail
 
 
 @pytest.mark.parametrize(
@@ -121,12 +122,12 @@ def test_recording_changes_nothing(seed, tmp_path):
 )
 def test_hostile_worlds_replay(seed, what, tmp_path):
     """Their tapes verify, and executed again every event, payload and result is the same."""
-    drawn = fuzz.draw(seed, tmp_path)
+    drawn = hostile_world.draw(seed, tmp_path)
     kinds = {(fault.what, fault.who == SYNCER) for fault in drawn.faults}
     expected = {38: ("crash", True), 0: ("crash", False), 13: ("reset", False)}[seed]
     assert expected in kinds, f"{what}: the seed draws another world now"
     open_folder(tmp_path, drawn.job)
-    outcome = fuzz.happen(drawn)
+    outcome = hostile_world.happen(drawn)
     assert outcome.violation is None
     report = trio.run(replay_of(tmp_path).run)
     assert report.identical, report.divergence and report.divergence.report()
@@ -137,7 +138,7 @@ def test_hostile_worlds_replay(seed, what, tmp_path):
 
 def test_a_world_can_be_changed_by_hand():
     """A drawn world is data: with other faults it is another world."""
-    drawn = fuzz.draw(3)
-    calm = fuzz.happen(replace(drawn, faults=()))
+    drawn = hostile_world.draw(3)
+    calm = hostile_world.happen(replace(drawn, faults=()))
     assert calm.violation is None
-    assert calm.trail != fuzz.happen(drawn).trail
+    assert calm.trail != hostile_world.happen(drawn).trail

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 
 from ddloco.simulation.bandwidth.figure import BLOCK, LABEL_CHARS, range_bars, ratio_bars, svg
 from ddloco.simulation.bandwidth.model import LABELS, METHODS
-from ddloco.simulation.bandwidth.published import HEADLINE, wall_clock
+from ddloco.simulation.bandwidth.wide_links import HEADLINE, wall_clock
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -20,6 +20,7 @@ from ddloco.stage.nodes.lease import (
 )
 from snapshot import StorageError, open_place
 from tests.bucket import LOST, found_by_fsspec
+from tests.seeds import seeds
 
 
 class Clock:
@@ -354,7 +355,7 @@ class Adversary:
         self.check()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10, fast=4))
 def test_never_two(clock, seed):
     """Whatever is stopped, and for however long."""
     adversary = Adversary(clock, seed)

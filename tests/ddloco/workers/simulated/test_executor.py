@@ -5,21 +5,21 @@ import trio
 
 from ddloco.job.protocol.tape_facts import TENSORS, is_simulated
 from ddloco.job.protocol.work import MakeParameters, MergeFragment, Recover, Share
-from ddloco.simulation import fuzz
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import FragmentMemory, leaves_of
 from replay import open_tapes
+from tests.lab import hostile_world
 
-SEED = next(seed for seed in range(99) if fuzz.draw(seed).job.job.syncers == 1)
+SEED = next(seed for seed in range(99) if hostile_world.draw(seed).job.job.syncers == 1)
 
 
 @pytest.fixture
 def shop(tmp_path):
     """The worker of a simulated syncer's tape, its arrays, and what it keeps."""
-    fuzz.run_seed(SEED, tmp_path)
+    hostile_world.run_seed(SEED, tmp_path)
     tape = next(each for each in open_tapes(tmp_path) if each.incarnation == "syncer.1")
-    job, arrays, fragment_memory = fuzz.draw(SEED).job, ArrayTable(), FragmentMemory()
+    job, arrays, fragment_memory = hostile_world.draw(SEED).job, ArrayTable(), FragmentMemory()
     return (
         SimulatedWorkExecutor(job, tape.header, arrays, fragment_memory),
         arrays,

@@ -15,7 +15,7 @@ from ddloco.machines.outer.merge_rules.table import MERGE_RULES
 from ddloco.machines.outer.optimizers.adam import ADAM
 from ddloco.machines.outer.optimizers.optimizer import STEPS, state_digest
 from ddloco.machines.outer.optimizers.table import OPTIMIZERS, usual_direction, zero_state
-from ddloco.simulation.merge_oracle import REFERENCES, STEP_REFERENCES
+from tests.lab.merge_oracle import REFERENCES, STEP_REFERENCES
 
 SIZE = 1500
 ROUNDS = 6

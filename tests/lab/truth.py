@@ -6,9 +6,7 @@ A world knows the true order of events, and the true contents of every array.
 from collections import Counter
 from typing import Any
 
-import xxhash
 from msgspec import UNSET
-from msgspec.msgpack import Encoder
 
 from ddloco.job.protocol.messages import Contribution
 from ddloco.job.protocol.work import (
@@ -173,21 +171,3 @@ class Optimizer(InvariantCheck[World, Node]):
             what = role.contents[handle].what if handle else first
             said = f"{handle or 'zeros'}: of {what}, the parameters of {belongs}"
             self.hold(what == belongs, "optimizer-with-params", said)
-
-
-class Trail(InvariantCheck[World, Node]):
-    """A digest of everything that happened, to compare two runs of the same world."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._digest = xxhash.xxh3_128()
-        self._encode = Encoder(order="deterministic").encode
-
-    def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
-        """Add an event and its effects."""
-        self._digest.update(f"{stage.now!r} {role.incarnation} ".encode())
-        self._digest.update(self._encode((event, list(effects))))
-
-    def value(self) -> str:
-        """The digest so far."""
-        return self._digest.hexdigest()

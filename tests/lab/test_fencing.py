@@ -3,13 +3,13 @@
 import pytest
 
 from ddloco.job.config import job_from
-from ddloco.simulation.fencing import Fences
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.nodes.lease import BEAT_S, LOOK_S, SILENT_S
 from ddloco.workers.simulated.work import leaves_of
+from tests.lab.fencing import Fences
 
 
 def world(for_s, fences):
@@ -20,7 +20,7 @@ def world(for_s, fences):
         "task": {"tensors": 2},
     }
     physics = Physics(leaves_of(2), pace=lambda _, rng: Pace(1.0, 0.1, rng))
-    found = World(job_from(plain, "test"), physics, fences=fences)
+    found = World(job_from(plain, "test"), physics, (), [fences], fences.may_act)
     found.begin()
     first = found.nodes["syncer"]
     found.call(20.0, fences.freeze, found, "syncer", for_s)

@@ -1,10 +1,10 @@
 """When hostile worlds take snapshots: often, seldom, on any actor's request, or, mostly, never."""
 
-from ddloco.simulation.fuzz import draw
-from ddloco.simulation.requests import MBIT_MIN, SHARE, ask, not_too_narrow, requests
 from ddloco.simulation.world import World
 from ddloco.stage.actors.events import SnapshotRequested
 from ddloco.stage.files.faults import Fault
+from tests.lab.hostile_world import draw
+from tests.lab.snapshot_requests import MBIT_MIN, SHARE, ask, not_too_narrow, requests
 
 SEEDS = range(200)
 

@@ -8,16 +8,14 @@ may handle no event.
 import io
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from ddloco.replayer.invariants.base import hold
 from ddloco.simulation.node import Node
+from ddloco.simulation.world import World
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.nodes.lease import BEAT_S, LOOK_S, Lease, LeaseLostError
 from snapshot import Place
-
-if TYPE_CHECKING:
-    from ddloco.simulation.world import World
 
 ONE_LEAD = "one-lead"
 """The invariant: of the incarnations of a syncer at most one acts at any time."""
@@ -66,7 +64,7 @@ class Fences:
         self._waiting: dict[str, Lease] = {}
         """The lease of the process that waits to act as a syncer, by actor."""
 
-    def started(self, world: "World", node: Node) -> None:
+    def started(self, world: World, node: Node) -> None:
         """A syncer claims its lease: its predecessor is dead, or is silent for long enough."""
         if node.actor_name not in world.fragment_memories:
             return
@@ -77,7 +75,7 @@ class Fences:
         self._leases[node.incarnation] = lease
         world.call(world.now + BEAT_S, self._beat, world, node)
 
-    def died(self, world: "World", node: Node) -> None:
+    def died(self, world: World, node: Node) -> None:
         """Whoever ends is known to have ended."""
         if node.frozen and node.present:
             return  # It is succeeded, and still sleeps.
@@ -88,7 +86,7 @@ class Fences:
     def observed(self, node: Node, what: Observe) -> None:
         """Nothing is of interest."""
 
-    def freeze(self, world: "World", actor: str, for_s: float) -> None:
+    def freeze(self, world: World, actor: str, for_s: float) -> None:
         """Stop a syncer for a while; an engine starts another one when it shows no sign of life."""
         node = world.nodes[actor]
         if not node.present or node.frozen or actor in self._waiting:
@@ -98,7 +96,7 @@ class Fences:
         self._waiting[actor] = self._new(world, actor)
         self._look(world, node)
 
-    def _look(self, world: "World", node: Node) -> None:
+    def _look(self, world: World, node: Node) -> None:
         """Look whether a frozen syncer can be succeeded, until it has woken up or ended."""
         name = node.actor_name
         if not (node.frozen and node.present and world.nodes[name] is node):
@@ -108,10 +106,10 @@ class Fences:
         else:
             world.call(world.now + LOOK_S, self._look, world, node)
 
-    def _new(self, world: "World", actor: str) -> Lease:
+    def _new(self, world: World, actor: str) -> Lease:
         return Lease(self._place, actor, now=lambda: world.now, boot="")
 
-    def _beat(self, world: "World", node: Node) -> None:
+    def _beat(self, world: World, node: Node) -> None:
         lease = self._leases.get(node.incarnation)
         if lease is None:
             return
@@ -122,7 +120,7 @@ class Fences:
                 return
         world.call(world.now + BEAT_S, self._beat, world, node)
 
-    def may_act(self, world: "World", node: Node) -> bool:
+    def may_act(self, world: World, node: Node) -> bool:
         """Whether an incarnation may handle an event; one that may not has ended."""
         lease = self._leases.get(node.incarnation)
         if lease is None:

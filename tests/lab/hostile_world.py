@@ -20,26 +20,27 @@ from ddloco.job.protocol.messages import Close
 from ddloco.job.protocol.tape_facts import TENSORS
 from ddloco.job.protocol.work import ModelSaved, SaveModel
 from ddloco.replayer.invariants.base import InvariantCheck, PerSyncer, Violation, hold
-from ddloco.replayer.invariants.launches import Launches
 from ddloco.replayer.invariants.training import Causal, Durable, Learning, Merging
-from ddloco.simulation.belief import Belief
-from ddloco.simulation.data_order import DataOrder
-from ddloco.simulation.fencing import Fences
-from ddloco.simulation.merge_oracle import Oracle
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Node, Pace
 from ddloco.simulation.physics import Check, Physics
-from ddloco.simulation.requests import Asked, ask, not_too_narrow, requests
-from ddloco.simulation.resource_bounds import Bounds, Holders
-from ddloco.simulation.snapshot_checks import SnapshotContents, SnapshotEndings
 from ddloco.simulation.tapes import log_maker, recorder_maker
-from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
+from ddloco.simulation.trail import Trail
 from ddloco.simulation.world import EndlessError, World
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.files.faults import Fault, Faults, Kind, schedule
 from ddloco.stage.files.toml import convert
 from ddloco.workers.simulated.objective import Wrong
 from ddloco.workers.simulated.work import leaves_of
+from tests.lab.belief import Belief
+from tests.lab.data_order import DataOrder
+from tests.lab.fencing import Fences
+from tests.lab.launches import Launches
+from tests.lab.merge_oracle import Oracle
+from tests.lab.resource_bounds import Bounds, Holders
+from tests.lab.snapshot_checks import SnapshotContents, SnapshotEndings
+from tests.lab.snapshot_requests import Asked, ask, not_too_narrow, requests
+from tests.lab.truth import Clocks, Contents, Optimizer
 from transport import Effect, Event, Transmit
 
 EVENTS_MAX = 60_000
@@ -524,7 +525,8 @@ def happen(drawn: Hostile) -> SeedOutcome:
     """Run a world with all checks; returns the result."""
     watch = Watch(drawn.heal_at)
     fences = Fences() if drawn.frozen else None
-    world = World(drawn.job, drawn.physics, watch.checks(), fences=fences)
+    observers, may_act = ([fences], fences.may_act) if fences is not None else ([], None)
+    world = World(drawn.job, drawn.physics, watch.checks(), observers, may_act)
     outcome = SeedOutcome(drawn.seed, faults=len(drawn.faults))
     try:
         world.begin(drawn.faults)

@@ -13,9 +13,9 @@ import pytest
 
 from ddloco.machines.registry import states_for
 from ddloco.machines.syncer import membership
-from ddloco.simulation import fuzz
-from ddloco.simulation.fuzz import draw, happen
 from ddloco.simulation.world import World
+from tests.lab import hostile_world
+from tests.lab.hostile_world import draw, happen
 
 SEEDS = (3, 8, 16, 24, 36, 45, 141)
 SHORT = (7, 34)
@@ -54,7 +54,7 @@ def refrozen(monkeypatch):
         written = []
         with monkeypatch.context() as patch:
             patch.setattr(Refrozen, "written", written)
-            patch.setattr(fuzz, "World", Refrozen)
+            patch.setattr(hostile_world, "World", Refrozen)
             return happen(draw(seed)), written
 
     return run
@@ -135,7 +135,7 @@ class Walked(World):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_state_is_a_tree(monkeypatch, seed):
     """Nothing that can change is reachable twice: it would be read as two."""
-    monkeypatch.setattr(fuzz, "World", Walked)
+    monkeypatch.setattr(hostile_world, "World", Walked)
     assert happen(draw(seed)).violation is None
 
 
@@ -149,5 +149,5 @@ def test_what_is_shared_is_noticed(monkeypatch):
         return member
 
     monkeypatch.setattr(membership, "new_member", shared)
-    monkeypatch.setattr(fuzz, "World", Walked)
+    monkeypatch.setattr(hostile_world, "World", Walked)
     assert "AssertionError" in happen(draw(SEEDS[0])).violation

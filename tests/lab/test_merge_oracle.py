@@ -12,8 +12,8 @@ from ddloco.machines.outer.merge import TensorSegment, WeightedFragment, merge_f
 from ddloco.machines.outer.merge_rules.table import MERGE_RULES
 from ddloco.machines.outer.optimizers.optimizer import STEPS
 from ddloco.replayer.invariants.base import Violation
-from ddloco.simulation.merge_oracle import REFERENCES, average, median, radial
 from ddloco.workers.simulated import work
+from tests.lab.merge_oracle import REFERENCES, average, median, radial
 
 N = 16
 weights_st = st.lists(st.floats(0.125, 8.0), min_size=1, max_size=4)

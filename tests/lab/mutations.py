@@ -42,7 +42,6 @@ from ddloco.machines.syncer.schedule import Schedule
 from ddloco.machines.syncer.shards import Shards
 from ddloco.machines.syncer.shutdown import JobShutdown
 from ddloco.machines.syncer.state_relay import StateRelay
-from ddloco.simulation.fuzz import Hostile
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
@@ -53,6 +52,7 @@ from ddloco.stage.nodes import lease
 from ddloco.stage.nodes.lease import Lease
 from ddloco.workers.simulated import work as simulated_work
 from ddloco.workers.simulated.work import SimulatedWork, leaves_of
+from tests.lab.hostile_world import Hostile
 from transport import (
     BULK,
     CONTROL,
@@ -156,7 +156,7 @@ def always(patch, owner, name, value):
 # Merging.
 
 
-@bug("merge-once", 1)
+@bug("merge-once", 0)
 def tokens_are_pulled_and_taken_again(patch):
     patch.setattr(Member, "may_contribute", lambda self, fragment, oldest, merged: bool(
         self.fresh and self.progress.steps[fragment] and self.progress.versions[fragment] >= oldest
@@ -164,7 +164,7 @@ def tokens_are_pulled_and_taken_again(patch):
     always(patch, Member, "objection", None)
 
 
-@bug("merge-once", 26, 36)
+@bug("merge-once", 27, 36)
 def a_new_link_forgets_what_was_merged(patch):
     def merged(self, name):
         self.merged[name] = [-1] * self.fragments
@@ -211,12 +211,12 @@ def tokens_are_counted_from_the_start(patch):
     counters(patch, tokens=lambda self, _: self.tokens)
 
 
-@bug("token-conservation", 0)
+@bug("token-conservation", 21)
 def the_step_that_runs_is_counted_too(patch):
     counters(patch, steps=lambda _, body: body.steps + 1, tokens=lambda _, body: body.tokens + 8)
 
 
-@bug("token-conservation", 2)
+@bug("token-conservation", 5)
 def a_contribution_names_the_version_that_waits(patch):
     counters(patch, base=lambda self, body: self._newest(body.fragment))
 
@@ -226,7 +226,7 @@ def a_contribution_names_the_step_that_runs(patch):
     counters(patch, step=lambda _, body: body.step + 1)
 
 
-@bug("token-conservation", 0)
+@bug("token-conservation", 8)
 def counters_do_not_start_again(patch):
     def finished(old, self, at, event):
         before = list(self.step_at), list(self.tokens_at)
@@ -261,7 +261,7 @@ def replace_unasked(self, fragment, newer, _compress):
     return [Drop(handle) for handle in older.handles() if handle not in newer.handles()]
 
 
-@bug("heal-progress", 0)
+@bug("heal-progress", 255)
 def a_difference_is_sent_to_learners_at_the_version_before(patch):
     def tell(old, self, at, peer, p, *, instead=False):
         peer.member.sent[p] = peer.member.holds(p)
@@ -270,7 +270,7 @@ def a_difference_is_sent_to_learners_at_the_version_before(patch):
     wrap(patch, GlobalFragments, "tell", tell)
 
 
-@bug("heal-progress", 76)
+@bug("heal-progress", 38)
 def a_new_syncer_begins_its_schedule_again(patch):
     patch.setattr(Schedule, "recover", lambda _self, _t: None)
     patch.setattr(GlobalFragments, "replace", replace_unasked)
@@ -452,7 +452,7 @@ def one_learner_is_quorum_enough(patch):
     wrap(patch, Pacing, "wait_until", wait)
 
 
-@bug("quorum-or-grace", 0)
+@bug("quorum-or-grace", 22)
 def the_grace_timer_is_not_set(patch):
     always(patch, Rounds, "_look_again", [])
 
@@ -475,7 +475,7 @@ def no_learner_is_waited_for(patch):
     always(patch, Membership, "missing", False)
 
 
-@bug("unmerged-pulled", 20)
+@bug("unmerged-pulled", 16)
 def only_who_has_finished_a_step_is_pulled(patch):
     def unmerged(self, p, oldest):
         members = self.members.values()
@@ -500,7 +500,7 @@ def the_launch_floor_is_ignored(patch):
     wrap(patch, Pacing, "await_sync", wait)
 
 
-@bug("quorum-or-grace", 3)
+@bug("quorum-or-grace", 4)
 def fresh_is_not_reset_by_a_launch(patch):
     def launch(old, self, at, waiting, able, compress):
         fresh = [each for each in self.membership.members.values() if each.fresh]
@@ -517,7 +517,7 @@ def one_is_pulled_twice(patch):
     after(patch, Membership, "unmerged", lambda self, able: [*able, *able[:1]])
 
 
-@bug("quorum-or-grace", 8, 4)
+@bug("quorum-or-grace", 4, 15)
 def a_sync_is_not_closed_by_its_deadline(patch):
     always(patch, Rounds, "late", [])
 
@@ -531,7 +531,7 @@ def more_syncs_are_under_way_than_may_be(patch):
     wrap(patch, Rounds, "_choose", choose)
 
 
-@bug("overlap", 5)
+@bug("overlap", 15, 2)
 def a_fragment_may_be_under_way_twice(patch):
     def choose(old, self, at, job, plan):
         if self.stopping or len(self.syncs) >= job.sync.overlap:
@@ -823,7 +823,7 @@ def an_older_outer_state_is_kept(patch):
     wrap(patch, SimulatedWork, "settle", settle)
 
 
-@bug("optimizer-with-params", 4)
+@bug("optimizer-with-params", 6)
 def a_restarted_syncer_forgets_how_many_steps_it_took(patch):
     def recover(old, self, work, contents):
         for p, (kept, theta, content) in self._fragment_memory.kept.items():
@@ -977,7 +977,7 @@ def steps_may_not_go_faster_than_they_went(patch):
     patch.setattr(members, "HASTE_STEPS", 0)
 
 
-@bug("honest-believed", 9)
+@bug("honest-believed", 6)
 def steps_count_since_the_last_telling(patch):
     def tell(old, self, at, fragment, version):
         old(self, at, fragment, version)
@@ -986,12 +986,12 @@ def steps_count_since_the_last_telling(patch):
     wrap(patch, Member, "tell", tell)
 
 
-@bug("starts-over", 9, deluded("norm"))
+@bug("starts-over", 36, deluded("norm"))
 def a_learner_refused_for_ever_is_sent_one_fragment(patch):
     always(patch, Membership, "strike", [])
 
 
-@bug("starts-over", 9, deluded("norm"))
+@bug("starts-over", 36, deluded("norm"))
 def refusals_are_forgotten_at_once(patch):
     def strike(old, self, member):
         said = old(self, member)
@@ -1004,7 +1004,7 @@ def refusals_are_forgotten_at_once(patch):
 # The end.
 
 
-@bug("heal-progress", 0)
+@bug("heal-progress", 3)
 def no_learner_is_told_what_it_lacks(patch):
     always(patch, Member, "lacks", False)
 
@@ -1024,7 +1024,7 @@ def who_waits_for_parameters_says_so_once(patch):
     always(patch, Learner, "_ask_again", [])
 
 
-@bug("heal-progress", 1)
+@bug("heal-progress", 37)
 def bulk_gets_no_credit(patch):
     def credit(old, self, link, lane):
         return old(self, link, lane) if lane == CONTROL else []

@@ -14,7 +14,7 @@ from ddloco.stage.actors.messages import ActorBody
 from ddloco.stage.actors.snapshot_adapter import SnapshotAdapter
 from ddloco.workers.simulated.snapshot_sink import SnapshotCapture, SnapshotMemory
 from snapshot import Participant, StateError, coordinator, participant
-from tests.ddloco.simulation.mutations import Mutation, after, always, wrap
+from tests.lab.mutations import Mutation, after, always, wrap
 from transport import BULK, CONTROL, SetTimer
 from transport.link import Links
 

@@ -6,19 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from ddloco.replayer.invariants import launches, training
-from ddloco.simulation import (
+from ddloco.replayer.invariants import training
+from tests.lab import (
     belief,
     data_order,
     fencing,
-    fuzz,
+    hostile_world,
+    launches,
     merge_oracle,
+    mutations,
     resource_bounds,
     snapshot_checks,
     truth,
 )
-from tests.ddloco.simulation import mutations
-from tests.ddloco.simulation.mutations_pictures import PICTURES
+from tests.lab.mutations_pictures import PICTURES
 
 MUTATIONS = [*mutations.MUTATIONS, *PICTURES]
 
@@ -41,7 +42,7 @@ def invariants():
         belief,
         data_order,
         fencing,
-        fuzz,
+        hostile_world,
         snapshot_checks,
     )
     sources = [Path(module.__file__).read_text() for module in modules]
@@ -73,9 +74,9 @@ def handed_on(name):
 
 def outcomes(mutation):
     """What comes of the worlds of a mutation, and then of others."""
-    run = fuzz.run_checked if mutation.invariant in AGAIN else fuzz.run_seed
+    run = hostile_world.run_checked if mutation.invariant in AGAIN else hostile_world.run_seed
     for world in (*mutation.worlds, *range(SEEDS_MAX)):
-        yield run(world) if isinstance(world, int) else fuzz.happen(world)
+        yield run(world) if isinstance(world, int) else hostile_world.happen(world)
 
 
 def test_every_invariant_has_a_bug_that_it_catches():
@@ -92,26 +93,7 @@ def test_names_are_found_in_the_source():
     assert ["a-b", "c", "d-e"] == list(names_in(source))
 
 
-LONG = {
-    "no learner is told what it lacks", "bulk has no markers", "the wrong one is refused",
-    "bulk gets no credit", "a link is dialled once", "a new link forgets what was merged",
-    "more syncs are under way than may be",
-}  # fmt: skip
-"""Bugs that show only after seconds of worlds: left to the slow tests."""
-
-
-def test_those_that_take_long_are_there():
-    """Each of these names is one of the checks."""
-    assert set() == LONG - {each.name for each in MUTATIONS}
-
-
-@pytest.mark.parametrize(
-    "mutation",
-    [
-        pytest.param(each, id=each.name, marks=[pytest.mark.slow] * (each.name in LONG))
-        for each in MUTATIONS
-    ],
-)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=[each.name for each in MUTATIONS])
 def test_planted_bugs_are_caught(mutation, monkeypatch):
     """By the very invariant that is broken."""
     mutation.plant(monkeypatch)
@@ -129,4 +111,4 @@ def test_planted_bugs_are_caught(mutation, monkeypatch):
 )
 def test_worlds_made_by_hand_hold_without_a_bug(world):
     """What is caught in them is the bug."""
-    assert fuzz.happen(world).violation is None
+    assert hostile_world.happen(world).violation is None

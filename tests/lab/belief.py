@@ -17,10 +17,10 @@ from ddloco.job.protocol.work import FragmentMerged, MergeFragment
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.outlier_history import FEW, STRIKES
 from ddloco.replayer.invariants.base import InvariantCheck, hold
-from ddloco.simulation.merge_oracle import F64, contribution, numbers
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
 from ddloco.stage.actors.effects import Observe
+from tests.lab.merge_oracle import F64, contribution, numbers
 from transport import BULK, Effect, Event, Transmit
 
 WRONG = "wrong-refused"

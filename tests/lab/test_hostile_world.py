@@ -3,11 +3,11 @@
 import pytest
 
 from ddloco.machines.syncer.rounds import Rounds
-from ddloco.simulation import fuzz
-from ddloco.simulation.fuzz import LEARNER_KINDS, draw, happen, run_checked, run_seed
 from ddloco.simulation.world import World
 from ddloco.stage.files.faults import SYNCER, Fault
 from ddloco.workers.simulated.work import SimulatedWork
+from tests.lab import hostile_world
+from tests.lab.hostile_world import LEARNER_KINDS, draw, happen, run_checked, run_seed
 
 SEEDS = range(300)
 
@@ -121,7 +121,7 @@ def test_a_machine_that_raises_is_a_finding(monkeypatch):
 
 def test_a_world_that_never_ends_is_a_finding(monkeypatch):
     """It is stopped after so many events, or at its end of time."""
-    monkeypatch.setattr(fuzz, "EVENTS_MAX", 50)
+    monkeypatch.setattr(hostile_world, "EVENTS_MAX", 50)
     outcome = run_seed(0)
     assert "heal-progress" == outcome.invariant
     assert "more than 50 events" in outcome.violation
@@ -142,14 +142,14 @@ def test_poison_is_in_and_out(monkeypatch):
     assert seen <= {f"{name}.{n}" for name, *_ in draw(seed).poisoned for n in range(9)}
     drawn = draw(seed)
     world = World(drawn.job, drawn.physics)
-    fuzz._poison(world, "learner-0", True)
+    hostile_world._poison(world, "learner-0", True)
 
 
 def test_one_seed_in_twenty_runs_again(monkeypatch):
     """Plainly, and with tapes; what is found otherwise is not looked at twice."""
-    seen, once = [], fuzz.run_seed
+    seen, once = [], hostile_world.run_seed
     monkeypatch.setattr(
-        fuzz, "run_seed", lambda seed, tapes=None: seen.append(tapes) or once(seed, tapes)
+        hostile_world, "run_seed", lambda seed, tapes=None: seen.append(tapes) or once(seed, tapes)
     )
     run_checked(3)
     assert [None] == seen

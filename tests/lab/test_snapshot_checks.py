@@ -9,15 +9,15 @@ from msgspec.structs import replace as changed
 from ddloco.cli.tape_verify import verify_folder
 from ddloco.replayer.invariants.training import Learning, Merging
 from ddloco.replayer.replay_of import replay_of
-from ddloco.simulation import fuzz
 from ddloco.simulation.network import Wire
-from ddloco.simulation.requests import ask
-from ddloco.simulation.snapshot_checks import SentNumbers
 from ddloco.simulation.world import World
 from ddloco.stage.files.run_folder import open_folder
 from ddloco.stage.files.settings import SnapshotTable
 from snapshot import Part, write_state
-from tests.ddloco.simulation.mutations import wrap
+from tests.lab import hostile_world
+from tests.lab.mutations import wrap
+from tests.lab.snapshot_checks import SentNumbers
+from tests.lab.snapshot_requests import ask
 
 SEVERAL = [1, 2, 9, 15]
 """Hostile worlds, here without their faults."""
@@ -27,7 +27,7 @@ UNTIL_S = 60.0
 
 def times(seed, table, *asked):
     """When steps and merges were done in a world of even links; and what it took."""
-    drawn = fuzz.draw(seed)
+    drawn = hostile_world.draw(seed)
     learning, merging = Learning(), Merging()
     physics = replace(drawn.physics, wire=Wire(0.02))
     world = World(changed(drawn.job, snapshot=table), physics, [learning, merging])
@@ -45,7 +45,7 @@ def times(seed, table, *asked):
 def test_snapshots_delay_no_step_and_no_merge(seed):
     """snapshot-does-not-stall: with one a second, and several at once, all times are the same."""
     plain, none = times(seed, SnapshotTable())
-    name = fuzz.draw(seed).job.learner_names()[0]
+    name = hostile_world.draw(seed).job.learner_names()[0]
     after, some = times(seed, SnapshotTable(every_s=1.0), *[(7.7, name)] * 3)
     assert not none
     assert len(some) > 2
@@ -72,15 +72,15 @@ def test_what_is_compared_would_differ(monkeypatch):
 )
 def test_worlds_with_snapshots_replay(seed, what, tmp_path, monkeypatch):
     """Digests of every state and of what was in flight are on the tapes, and come again."""
-    drawn, taken = fuzz.draw(seed, tmp_path), []
+    drawn, taken = hostile_world.draw(seed, tmp_path), []
 
     def made(*given, **more):
         taken.append(World(*given, **more))
         return taken[-1]
 
-    monkeypatch.setattr(fuzz, "World", made)
+    monkeypatch.setattr(hostile_world, "World", made)
     open_folder(tmp_path, drawn.job)
-    outcome = fuzz.happen(drawn)
+    outcome = hostile_world.happen(drawn)
     assert outcome.violation is None, what
     assert len(taken[0].snapshots.committed) > 3, f"{what}: the seed draws another world now"
     report = trio.run(replay_of(tmp_path).run)
@@ -92,9 +92,9 @@ def test_worlds_with_snapshots_replay(seed, what, tmp_path, monkeypatch):
 
 def test_a_picture_that_came_out_otherwise_is_a_divergence(tmp_path, monkeypatch):
     """A frozen state that depends on more than what happened would be found."""
-    drawn = fuzz.draw(2, tmp_path)
+    drawn = hostile_world.draw(2, tmp_path)
     open_folder(tmp_path, drawn.job)
-    fuzz.happen(drawn)
+    hostile_world.happen(drawn)
     monkeypatch.setattr(
         "ddloco.stage.actors.actor.write_state", lambda state: write_state(state) + b"!"
     )
