@@ -15,9 +15,15 @@ from tests.reruns import pytest_runtest_setup, pytest_terminal_summary
 __all__ = ["pytest_runtest_setup", "pytest_terminal_summary"]
 
 
-def pytest_configure():
-    """Have Ctrl-C interrupt what the tests start: a shell has its background jobs ignore it, and
-    every process inherits that."""
+UNOPTIMIZED = "--xla_backend_optimization_level=0"
+"""While a test trains, XLA compiles for most of the time. The slow tests compile as users do."""
+
+
+def pytest_configure(config):
+    """Have XLA compile quickly, and Ctrl-C interrupt what the tests start: a shell has its
+    background jobs ignore it, and every process inherits that."""
+    if config.option.markexpr == "not slow":
+        os.environ.setdefault("XLA_FLAGS", UNOPTIMIZED)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

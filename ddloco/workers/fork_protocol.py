@@ -9,7 +9,7 @@ from msgspec.msgpack import Decoder, Encoder
 from ddloco.stage.process.entry_point import KeptModules
 
 FORK_BYTES_MAX = 65536
-"""The size of one request: a name, two paths, and the names of up to 500 modules."""
+"""The size of one request: a name, three paths, and the names of up to 500 modules."""
 
 FORK_FDS_MAX = 10
 """Descriptors of one request: the two sockets, the three standard streams, and an arena's files."""
@@ -51,6 +51,7 @@ class Fork(Struct, frozen=True):
         kept: the modules that the run folder keeps; see ``kept_modules``.
         turns: the file by which workers take turns at the prompt; empty where none stops.
         rank: which of a learner's processes it is; None if it is the only one.
+    folder: its working folder, in which its task is looked for.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Fork(Struct, frozen=True):
     kept: KeptModules | None = None
     turns: str = ""
     rank: Rank | None = None
+    folder: str = "."
 
 
 class Began(Struct, frozen=True, tag=True):

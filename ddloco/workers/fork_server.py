@@ -203,6 +203,7 @@ def run_worker(fork: Fork, fds: list[int]) -> None:
     setproctitle.setproctitle(f"ddloco worker of {fork.name}")
     code = 1
     try:
+        os.chdir(fork.folder)
         link, saying = socket.socket(fileno=fds.pop(0)), fds.pop()
         for stream in (1, 2, 0) if fork.turns else (1, 2):
             os.dup2(fds[0], stream)

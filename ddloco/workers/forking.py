@@ -1,7 +1,7 @@
 """The actor's side of a fork server: starting it, and having it fork workers.
 
-``fork_server`` is the process. All workers of a process with the same environment, folder and
-limits come from one server, also one after the other: a replay right after its run imports no JAX.
+``fork_server`` is the process. All workers of a process with the same environment and limits
+come from one server, also one after the other: a replay right after its run imports no JAX.
 """
 
 import atexit
@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from pathlib import Path
 
 import trio
 
@@ -166,10 +165,10 @@ _lock = threading.Lock()
 
 
 def _key(env: Mapping[str, str]) -> _Key:
-    """What workers of one server have in common, since they inherit it: the environment, the folder
-    of the task, and what the system lets them use."""
+    """What workers of one server have in common, since they inherit it: the environment, and what
+    the system lets them use."""
     limits = (resource.getrlimit(each) for each in LIMITS)
-    return (Path.cwd(), *limits, frozenset(os.sched_getaffinity(0)), *sorted(env.items()))
+    return (*limits, frozenset(os.sched_getaffinity(0)), *sorted(env.items()))
 
 
 def start_early(envs: Iterable[Mapping[str, str]]) -> None:

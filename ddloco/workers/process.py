@@ -275,9 +275,14 @@ async def open_worker(
     async with open_fork_server(env) as server:
         shared = arena.filenos()
         at_prompt = str(turns) if turns is not None else ""
-        fork = Fork(name, tuple(each >= 0 for each in shared), kept, at_prompt, ranks[0])
+        folder = str(Path.cwd())
+        comes = tuple(each >= 0 for each in shared)
+        fork = Fork(name, comes, kept, at_prompt, ranks[0], folder)
         forked, link = _forked(server, fork, [each for each in shared if each >= 0])
-        others = [_forked(server, Fork(name, (), kept, rank=each), ()) for each in ranks[1:]]
+        others = [
+            _forked(server, Fork(name, (), kept, rank=each, folder=folder), ())
+            for each in ranks[1:]
+        ]
         stall_s = worker.stall_s if ranks[0] is not None else math.inf
         opened = WorkerProcess(forked, link, [each for each, _ in others], stall_s)
         try:
@@ -301,7 +306,7 @@ async def run_other_rank(name: str, worker: Worker, rank: Rank) -> tuple[int | N
         its exit status, and how it ended in words.
     """
     async with open_fork_server(worker_environment(os.environ, worker)) as server:
-        forked, link = _forked(server, Fork(name, (), rank=rank), ())
+        forked, link = _forked(server, Fork(name, (), rank=rank, folder=str(Path.cwd())), ())
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(link))
         stuck = ended = ""
         try:

@@ -49,6 +49,9 @@ def installed_once():
     install()
 
 
+SNAPSHOTS = "\n[snapshot]\nevery_steps = 10\n"
+
+
 class Job:
     """A job file in a folder of its own, and what can be done with it."""
 
@@ -103,6 +106,11 @@ class Job:
         text = path.read_text()
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
+    def snapshots(self) -> list[str]:
+        """The ids of its snapshots in its run folder, the oldest first."""
+        names = [path.stem for path in self.run_folder.glob("snapshots/snapshots/*.json")]
+        return sorted(names, key=lambda name: int(name.rpartition("-")[2]))
+
     def wait_for(self, event: str, count: int) -> None:
         """Wait until the log tells of ``count`` such events."""
         self.wait_until(lambda: sum(line["event"] == event for line in self.log()) >= count)
@@ -135,22 +143,45 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A job that ran to its end in one process, once for all tests; look at it, do not change
-    it."""
-    folder = shared(tmp_path_factory) / "finished"
+def recorded_once(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, text: str, *more: str
+) -> Job:
+    """A job that ran to its end in one process, once for all tests of all processes; look at it, do
+    not change it."""
+    folder = shared(tmp_path_factory) / kind
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done, said = Job(folder), folder / "said"
+        done, said = Job(folder, text), folder / "said"
         if not said.exists():
-            # A quorum of all: none of them may still be compiling when the others are through.
-            ended = done.run("--overwrite", "--set=sync.quorum=2")
+            ended = done.run("--overwrite", *more)
             assert ended.returncode == 0, ended.stdout + ended.stderr
             said.write_text(ended.stdout)
         done.said = said.read_text()
     return done
+
+
+QUORUM = "--set=sync.quorum=2"
+"""Of all: none of them may still be compiling when the others are through."""
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Two learners, forty global steps."""
+    return recorded_once(tmp_path_factory, "finished", JOB, QUORUM)
+
+
+@pytest.fixture(scope="session")
+def pictured(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The same with a snapshot after every ten global steps."""
+    return recorded_once(tmp_path_factory, "pictured", JOB + SNAPSHOTS, QUORUM)
+
+
+@pytest.fixture(scope="session")
+def resumed(tmp_path_factory: pytest.TempPathFactory, pictured: Job) -> Job:
+    """A run that continued from the first snapshot of the one before."""
+    begins = f"--from={pictured.run_folder / 'snapshots' / pictured.snapshots()[0]}"
+    return recorded_once(tmp_path_factory, "resumed", JOB + SNAPSHOTS, QUORUM, begins)
 
 
 @pytest.fixture

@@ -65,7 +65,10 @@ def test_an_option_that_a_task_does_not_take_is_named(job, form):
     """With the override that has set it, or else the job file."""
     task = "--set=job.task='tests.tasks:wordless'"
     line = "task.foo: task 'tests.tasks:wordless' takes no foo; it takes no options"
+    form = (*form, "--set=job.learners=1")
     one_line(job.run(*form, task, "--set=task={foo=3}"), f"ddloco: --set task={{foo=3}}: {line}")
+    if "--processes" in form:
+        return
     text = job.file.read_text().partition("[task]")
     job.file.write_text(f"{text[0]}[task]\nfoo = 3\n")
     one_line(job.run(*form, task, "--overwrite"), f"ddloco: {job.file}: {line}")

@@ -7,17 +7,8 @@ import pytest
 
 from tests.ddloco.debugger.test_recorded_run import call, check
 from tests.processes.conftest import JOB, Job, replay
-from tests.processes.test_restore import SNAPSHOTS, go_on, snapshots
+from tests.processes.test_restore import go_on
 from tests.processes.test_tape_keep import BOUNDED
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """Two learners, forty global steps, a snapshot after every ten; look at it only."""
-    job = Job(tmp_path_factory.mktemp("explained"), JOB + SNAPSHOTS)
-    done = job.run("--set=sync.quorum=2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return job
 
 
 def agree(folder):
@@ -29,30 +20,30 @@ def agree(folder):
 
 
 @pytest.mark.parametrize("learners", [1, 3])
-def test_a_run_that_goes_on_with_fewer_or_more_learners_is_whole(recorded, tmp_path, learners):
+def test_a_run_that_goes_on_with_fewer_or_more_learners_is_whole(pictured, tmp_path, learners):
     """Who does not come along has no tape in it, and is no gap; every command answers."""
-    snapshot = snapshots(recorded)[1]
-    job = go_on(recorded, tmp_path / "on", snapshot, f"--set=job.learners={learners}")
+    snapshot = pictured.snapshots()[1]
+    job = go_on(pictured, tmp_path / "on", snapshot, f"--set=job.learners={learners}")
     assert agree(job.run_folder) == 0
     rng = random.Random(learners)
-    check(job.run_folder, recorded.run_folder, tmp_path, rng, asked=12)
+    check(job.run_folder, pictured.run_folder, tmp_path, rng, asked=12)
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_from_any_snapshot_is_explained(recorded, tmp_path):
+def test_a_run_that_goes_on_from_any_snapshot_is_explained(pictured, tmp_path):
     """From each one: verified, replayed, stopped before a merge, and through every command."""
-    for number, snapshot in enumerate(snapshots(recorded)):
-        folder = go_on(recorded, tmp_path / str(number), snapshot).run_folder
+    for number, snapshot in enumerate(pictured.snapshots()):
+        folder = go_on(pictured, tmp_path / str(number), snapshot).run_folder
         assert agree(folder) == 0
-        check(folder, recorded.run_folder, tmp_path, random.Random(number))
+        check(folder, pictured.run_folder, tmp_path, random.Random(number))
         stopped = replay(folder, "--until=merge:50")
         assert stopped.returncode == 0, stopped.stdout + stopped.stderr
         assert f"continue from snapshot {snapshot}" in stopped.stdout.splitlines()[0]
 
 
-def test_without_the_syncers_tape_a_replay_has_a_gap_and_no_divergence(recorded, tmp_path):
+def test_without_the_syncers_tape_a_replay_has_a_gap_and_no_divergence(pictured, tmp_path):
     """What a snapshot had of a worker whose state is not known cannot be compared."""
-    shutil.copytree(recorded.run_folder, tmp_path / "run")
+    shutil.copytree(pictured.run_folder, tmp_path / "run")
     (tmp_path / "run" / "tapes" / "syncer.1.tape").unlink()
     assert agree(tmp_path / "run") == 1
     assert "gap: syncer: no tape" in replay(tmp_path / "run").stdout

@@ -10,6 +10,7 @@ import re
 import jax
 import pytest
 
+from tests.commands import here
 from tests.installed import DDLOCO, WORK
 from tests.processes.conftest import call
 
@@ -120,7 +121,9 @@ def first(tmp_path_factory):
 
 
 def ddloco(folder, *words, path=()):
-    """Call the installed command in a folder; ``path`` is put before Python's own."""
+    """Call a command in a folder; with ``path``, which is put before Python's own, as a process."""
+    if not path:
+        return here(*words, cwd=folder)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, path), str(WORK)])}
     return call([*DDLOCO, *words], cwd=folder, env=env)
 

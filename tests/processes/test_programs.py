@@ -76,7 +76,7 @@ def test_actors_that_are_killed_and_cut_off_come_back_and_replay(tmp_path, capsy
 def test_tapes_are_bounded_by_snapshots_on_a_schedule(tmp_path, capsys):
     """As those of a job are; what is left replays from a snapshot that is still there."""
     run = tmp_path / "run"
-    perform(run, f"{HERE}:bounded", "--processes", "--set", "versions=2000")
+    perform(run, f"{HERE}:bounded", "--processes", "--set", "versions=600")
     assert 2 <= len(Store(run / "snapshots").snapshots()) <= 3
     assert any(each.header.after for each in open_tapes(run / "tapes"))
     assert replayed(run, capsys).startswith("identical")

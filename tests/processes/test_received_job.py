@@ -6,9 +6,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.commands import here
 from tests.hosts.cluster import free_port
 from tests.hosts.hosts import end
-from tests.processes.conftest import DDLOCO, call
+from tests.installed import DDLOCO
 
 JOB = """
 [job]
@@ -68,7 +69,7 @@ class stream:
 
 def call_in(folder, *words):
     """Run a command of ddloco in a folder to its end."""
-    return call([*DDLOCO, *words], cwd=folder)
+    return here(*words, cwd=folder)
 
 
 @contextmanager

@@ -9,26 +9,10 @@ import pytest
 
 from clocks import actor_of
 from snapshot import Store
-from tests.processes.conftest import DDLOCO, JOB, Job, call, call_here, replay
+from tests.processes.conftest import DDLOCO, JOB, SNAPSHOTS, Job, call, call_here, replay
 
-SNAPSHOTS = "\n[snapshot]\nevery_steps = 10\n"
 LONG = ("--set=job.steps=100000", "--set=task.step_s=0.03")
 """However busy the machine, it is not over when the test acts; few steps to replay."""
-
-
-@pytest.fixture(scope="module")
-def pictured(tmp_path_factory):
-    """Two learners, forty global steps, a snapshot after every ten; look at it only."""
-    job = Job(tmp_path_factory.mktemp("pictured"), JOB + SNAPSHOTS)
-    done = job.run("--set=sync.quorum=2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return job
-
-
-def snapshots(job):
-    """The ids of a run's snapshots, the oldest first."""
-    names = (path.stem for path in (job.run_folder / "snapshots" / "snapshots").glob("*.json"))
-    return sorted(names, key=lambda name: int(name.rpartition("-")[2]))
 
 
 def go_on(job, folder, snapshot, *more):
@@ -60,7 +44,7 @@ def learners_of(job, at_least):
 def test_a_job_goes_on_where_the_snapshot_was(pictured, tmp_path, form):
     """No link is lost, no step is taken twice, nothing is merged twice; the tapes begin after the
     cut, and a replay continues from the snapshot, too."""
-    first = snapshots(pictured)[0]
+    first = pictured.snapshots()[0]
     job = go_on(pictured, tmp_path, first, *form)
     log = job.log()
     merged = [(line["t"], line["fragment"]) for line in log if line["event"] == "merge"]
@@ -94,8 +78,8 @@ def cut_of(snapshot):
 def test_snapshots_of_a_job_that_went_on_are_good_as_well(pictured, tmp_path):
     """It takes more of them; a replay begins with any, and another run continues from the last."""
     job = go_on(pictured, tmp_path, "latest")
-    assert len(snapshots(job)) >= 2
-    replayed = replay(job.run_folder, f"--from={snapshots(job)[0]}")
+    assert len(job.snapshots()) >= 2
+    replayed = replay(job.run_folder, f"--from={job.snapshots()[0]}")
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     (tmp_path / "again").mkdir()
     again = Job(tmp_path / "again", job.file.read_text())
@@ -108,7 +92,7 @@ def test_snapshots_of_a_job_that_went_on_are_good_as_well(pictured, tmp_path):
 @pytest.mark.parametrize("learners", [1, 3])
 def test_with_fewer_or_more_learners(pictured, tmp_path, learners):
     """Who does not come along is lost by name; who is new takes part."""
-    job = go_on(pictured, tmp_path, snapshots(pictured)[1], f"--set=job.learners={learners}")
+    job = go_on(pictured, tmp_path, pictured.snapshots()[1], f"--set=job.learners={learners}")
     wanted = {f"learner-{n}" for n in range(learners)}
     lost = {line["learner"] for line in job.log() if "did not come along" in line.get("reason", "")}
     assert {f"learner-{n}.1" for n in range(learners, 2)} == lost
@@ -175,7 +159,7 @@ def test_shards_that_were_through_go_on(tmp_path):
     shards = ("--processes", "--set=job.syncers=2")
     done = job.run(*shards)
     assert done.returncode == 0, done.stdout + done.stderr
-    after = go_on(job, tmp_path / "after", snapshots(job)[-1], *shards)
+    after = go_on(job, tmp_path / "after", job.snapshots()[-1], *shards)
     merged = [line for line in after.log() if line["event"] == "merge"]
     assert {0, 1, 2, 3} == {line["fragment"] for line in merged}
     assert {"syncer-0", "syncer-1"} == {line["actor"] for line in merged}
@@ -203,7 +187,7 @@ def test_one_learner_takes_its_own_state_in_a_job_that_went_on(tmp_path):
         job.wait_for("snapshot taken", 1)
         running[1].kill()
         running[1].wait()
-        first = job.run_folder / "snapshots" / snapshots(job)[0]
+        first = job.run_folder / "snapshots" / job.snapshots()[0]
         running.append(start(*learner, f"--from={first}", "--alone"))
         job.wait_for("state taken over", 1)
         merges = sum(line["event"] == "merge" for line in job.log())
@@ -218,7 +202,7 @@ def test_one_learner_takes_its_own_state_in_a_job_that_went_on(tmp_path):
             each.wait()
     [taken] = [line for line in job.log() if line["event"] == "state taken over"]
     assert taken["ref"].startswith("learner-0.2:")
-    assert taken["from"] == snapshots(job)[0]
+    assert taken["from"] == job.snapshots()[0]
     assert taken["batches"] >= taken["copy"] > 0
     merged = [line["learners"] for line in job.log() if line["event"] == "merge"]
     assert {"learner-0.2"} == {name for learners in merged[-3:] for name in learners}
@@ -250,7 +234,7 @@ def test_nothing_goes_on_from_a_damaged_snapshot(pictured, tmp_path, kind):
     """A byte is flipped: one line names the file and the newest snapshot that is intact, and
     nothing is written."""
     place = Path(shutil.copytree(pictured.run_folder / "snapshots", tmp_path / "place"))
-    *_, older, newest = snapshots(pictured)
+    *_, older, newest = pictured.snapshots()
     file = place / "snapshots" / f"{newest}.json"
     if kind == "blob":
         store = Store(place)

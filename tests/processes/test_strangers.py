@@ -17,26 +17,17 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.files.trust import MARK_FILE
 from replay import open_tapes
 from snapshot import Entry, Store
-from tests.processes.conftest import JOB, Job, call_here
+from tests.processes.conftest import JOB, SNAPSHOTS, Job, call_here
 from tests.seeds import seeds
 from tests.snapshot.state_fuzz import alike, holders_of
 
-SNAPSHOTS = "\n[snapshot]\nevery_steps = 10\n"
 FEW = ("--set=sync.quorum=2", "--set=job.steps=30")
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded(pictured, resumed):
     """A run with snapshots, and one that continued from the first of them; look at them only."""
-    first = Job(tmp_path_factory.mktemp("first"), JOB + SNAPSHOTS)
-    done = first.run(*FEW)
-    assert done.returncode == 0, done.stdout + done.stderr
-    second = Job(tmp_path_factory.mktemp("second"), JOB + SNAPSHOTS)
-    place = first.run_folder / "snapshots"
-    begins = min(Store(place).snapshots(), key=lambda each: each.manifest.order).id
-    done = second.run(*FEW, f"--from={place / begins}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return first.run_folder, second.run_folder, begins
+    return pictured.run_folder, resumed.run_folder, pictured.snapshots()[0]
 
 
 def forge(place, snapshot, changed):

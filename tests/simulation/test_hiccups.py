@@ -5,6 +5,8 @@ Before, launches were timed by averages of step times: after one slow batch in a
 nothing was merged for 26 s, and the next contribution held 20,520 steps.
 """
 
+from functools import cache
+
 import pytest
 
 from ddloco.job.config import Worker, job_from
@@ -69,6 +71,12 @@ def train(step_s, seconds, *, at_step=0, who=(), faults=(), fragments=4):
     return noted, noted.share(fragments)
 
 
+@cache
+def smoothly(step_s, seconds, fragments=4):
+    """What reaches a merge in a world without a hiccup."""
+    return train(step_s, seconds, fragments=fragments)[1]
+
+
 def most_steps(step_s):
     """The steps of a contribution: two intervals. Of steps that are taken together there may be a
     quarter more: a copy and a version each wait for the end of a request, an eighth of them."""
@@ -88,7 +96,7 @@ def test_a_long_step_leaves_nothing_unmerged(step_s, who, at_step, fragments):
     holds more than two intervals, and as many tokens reach a merge as in a job without it."""
     seconds = HICCUP_S + max(200 * step_s, 1.0)
     noted, share = train(step_s, seconds, at_step=at_step, who=who, fragments=fragments)
-    _, smooth = train(step_s, seconds, fragments=fragments)
+    smooth = smoothly(step_s, seconds, fragments)
     assert share.merges > 20
     assert max(noted.steps) <= most_steps(step_s)
     assert share.merged >= smooth.merged - 1.0
@@ -101,7 +109,7 @@ def test_a_suspended_machine_leaves_nothing_unmerged(step_s):
     stalls = [Fault("stall", name, at_s, HICCUP_S) for name in ("syncer", *NAMES)]
     seconds = HICCUP_S + max(200 * step_s, 1.0)
     noted, share = train(step_s, seconds, faults=stalls)
-    _, smooth = train(step_s, seconds - HICCUP_S)
+    smooth = smoothly(step_s, seconds - HICCUP_S)
     assert max(noted.steps) <= most_steps(step_s)
     assert share.merged >= smooth.merged - 1.0
 
@@ -112,7 +120,7 @@ def test_a_learner_that_slows_down_and_recovers_delays_nobody(step_s, factor):
     """It is in fewer steps of each merge meanwhile; the schedule is that of the others."""
     slow = [Fault("slow", NAMES[1], 100 * step_s, 150 * step_s, factor=factor)]
     noted, share = train(step_s, 400 * step_s, faults=slow)
-    _, smooth = train(step_s, 400 * step_s)
+    smooth = smoothly(step_s, 400 * step_s)
     assert max(noted.steps) <= most_steps(step_s)
     assert share.merges >= 0.95 * smooth.merges
     assert share.merged >= smooth.merged - 1.0

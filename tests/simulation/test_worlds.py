@@ -75,7 +75,7 @@ def test_heterogeneous_hardware():
     """Synchronous training waits, decoupled training does not; a grace window brings more in."""
     rows = {
         case.name: run_case(case, world, 0, checks_of=all_checks_of).values
-        for case, world in cases_of(find("heterogeneous"), ["scenario.hours=0.3"])
+        for case, world in cases_of(find("heterogeneous"), ["scenario.hours=0.12"])
     }
     synchronous, hasty, patient, everyone, unmerged = rows.values()
 

@@ -229,7 +229,7 @@ def test_contents_that_are_changed_and_packed_again_are_found(packed, tmp_path, 
     shutil.rmtree(tmp_path / "run")
     for at in range(0, len(data), max(len(data) // 60, 1)):
         data[at] ^= 0x55
-        packed.write_bytes(gzip.compress(data))
+        packed.write_bytes(gzip.compress(data, compresslevel=1))
         refused(packed, tmp_path, capsys)
         data[at] ^= 0x55
 
