@@ -1,7 +1,11 @@
 """What README and ARCHITECTURE say is true: commands parse, folders and modules are there."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -13,6 +17,34 @@ def test_make_targets_exist():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
     assert set(re.findall(r"(?:`|^)make ([a-z]+)", README, flags=re.MULTILINE)) <= targets
+
+
+FIRST_SCREEN_LINES = 24
+
+
+def first_commands():
+    """The commands that stand alone in README's first screen."""
+    shown = "\n".join(README.splitlines()[:FIRST_SCREEN_LINES])
+    return re.findall(r"^(make \w+)$", shown, flags=re.MULTILINE)
+
+
+def test_the_first_screen_has_the_two_commands_and_ci_calls_the_second():
+    """What a newcomer types is what is tested."""
+    assert first_commands() == ["make demo", "make test"]
+    called = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert [line for line in called if line.startswith("make")] == ["make test"]
+
+
+@pytest.mark.parametrize("command", ["make demo", "make test"])
+def test_on_a_fresh_machine_a_command_sets_up_what_it_needs(command, tmp_path):
+    """Before anything else, and only where it is not there yet."""
+    words = [*command.split(), "--dry-run", f"VENV={tmp_path / 'venv'}"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    said = done.stdout
+    first = next(line for line in said.splitlines() if str(tmp_path) in line)
+    assert f"-m venv {tmp_path / 'venv'}" in first
+    assert said.count("-m pip install") == 2 * said.count(f"-m venv {tmp_path}")
 
 
 def test_links_lead_to_files():
