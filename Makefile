@@ -36,7 +36,9 @@ test: lint  ## lint, types, import rules, and all tests except the slow ones (ab
 	@echo "About 8 minutes on two cores. What this machine cannot test is listed at the end, with the reason."
 	$(MAKE) --no-print-directory -j2 types tests
 
+# The first line compiles all tests, once for all testers, and finds those that cannot be imported.
 tests: $(STAMP)
+	@$(BIN)/python -m pytest -qq --collect-only > $(VENV)/collected || (cat $(VENV)/collected; false)
 	$(PYTEST) -n $(TESTERS) --dist loadfile --no-loadscope-reorder $(PLUGINS)
 
 test-times:  ## the processor time of all tests except the slow ones, by folder

@@ -41,7 +41,6 @@ TESTS_OF_SEVERAL = {
     "tests/examples/test_explain_notebook.py",
     "tests/examples/test_models.py",
     "tests/test_wheel.py",
-    "tests/test_reruns.py",
     "tests/transport/test_memory.py",
     "tests/ddloco/test_bad_input_table.py",
     "tests/ddloco/test_cancellations.py",

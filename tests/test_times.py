@@ -1,5 +1,6 @@
 """The table of processor time: a test's own, and that of the processes that it starts."""
 
+import os
 import re
 import subprocess
 import sys
@@ -46,9 +47,10 @@ def table(tmp_path_factory):
     (root / "tests" / "clocks").mkdir(parents=True)
     (root / "tests" / "clocks" / "test_planted.py").write_text(PLANTED)
     command = [sys.executable, "-m", "pytest", "-p", "tests.times", "-p", "no:cacheprovider"]
+    env = {name: value for name, value in os.environ.items() if "XDIST" not in name}
     return subprocess.run(
         [*command, "--rootdir", str(root), str(root)],
-        cwd=ROOT, text=True, capture_output=True, check=True,
+        cwd=ROOT, env=env, text=True, capture_output=True, check=True,
     ).stdout  # fmt: skip
 
 

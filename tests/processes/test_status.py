@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -26,9 +25,7 @@ def test_a_running_job_is_looked_at(job, tools, tmp_path):
     news = tmp_path / "news.jsonl"
     with news.open("w") as told_of:
         observer = subprocess.Popen([*tools.DDLOCO, *observe], cwd=tools.WORK, stdout=told_of)
-    with ThreadPoolExecutor() as both:
-        asked = ([*tools.DDLOCO, "status", address, *more] for more in (["--json"], []))
-        told, drawn = both.map(tools.call, asked)
+    told, drawn = tools.call_here("status", address, "--json"), tools.call_here("status", address)
     # Scores come one after the other, each in its time.
     for event in ("held out", "merge"):
         job.wait_until(lambda told=f'"{event}"': news.read_text().count(told) > 5)

@@ -1,6 +1,7 @@
 """Jobs from Python: run, watched, stopped, interrupted; what they leave, and their errors."""
 
 import asyncio
+import os
 import re
 import signal
 import subprocess
@@ -261,7 +262,8 @@ def test_ctrl_c_in_a_script(tmp_path):
     """
     file = tmp_path / "script.py"
     file.write_text(textwrap.dedent(script).replace("RUN", str(tmp_path / "run")))
-    env = {"PYTHONPATH": ".", "XDG_STATE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    kept = {name: os.environ[name] for name in os.environ if name.startswith(("JAX_", "XLA_"))}
+    env = {"PYTHONPATH": ".", "XDG_STATE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", **kept}
     running = subprocess.Popen(
         [sys.executable, file], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
     )
