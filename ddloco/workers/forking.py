@@ -1,7 +1,7 @@
 """The actor's side of a fork server: starting it, and having it fork workers.
 
-``fork_server`` is the process. All workers of a process with the same environment and limits
-come from one server, also one after the other: a replay right after its run imports no JAX.
+``fork_server`` is the process. All workers of a process with the same environment and limits come
+from one server, also one after the other: a replay right after its run imports no JAX.
 """
 
 import atexit

@@ -26,6 +26,8 @@ from tests.ddloco.stage.driver.test_driver import SYNCER, Cluster
 from tests.transport.memory import Faults, MemoryFabric
 from transport.zeromq import ZmqEndpoint, open_context
 
+pytestmark = pytest.mark.usefixtures("little_to_collect")
+
 OPEN = Path("/proc/self/fd")
 CLOSED_WITHIN_S = 3.0
 STEPS_MAX = 100_000

@@ -370,13 +370,6 @@ def pair(memory):
     return SharingPeer(here, memory), there
 
 
-@pytest.fixture(scope="module")
-def little_to_collect():
-    """Leave what other tests have left out of the many collections of a test."""
-    gc.collect()
-    gc.freeze()
-
-
 def descriptors():
     """The open descriptors of this process."""
     gc.collect()
