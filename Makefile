@@ -44,7 +44,7 @@ tests: $(STAMP)
 test-times:  ## the processor time of all tests except the slow ones, by folder
 	$(MAKE) --no-print-directory tests PLUGINS="-p tests.times"
 
-slow: $(STAMP)  ## the tests that take minutes (about an hour and a half)
+slow: $(STAMP)  ## the tests that take minutes
 	$(PYTEST) -m slow
 
 soak: $(STAMP)  ## ten minutes of faults on a sharded job, then every invariant and the replay

@@ -32,7 +32,7 @@ SERVER = "ddloco.workers.fork_server"
 
 IDLE_MAX = 2
 """How many servers without a worker are kept for the next one, those that were in use last: each
-takes about 150 MB of memory and no processor time, and a new one a second of a core."""
+takes about 180 MB of memory and no processor time, and a new one a second of a core."""
 
 LIMITS = [number for name, number in sorted(vars(resource).items()) if name.startswith("RLIMIT_")]
 """The limits that the system has for a process (``ulimit``)."""

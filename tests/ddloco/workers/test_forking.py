@@ -142,15 +142,14 @@ async def test_a_kept_server_that_was_killed_is_replaced(none_idle):
 
 async def test_what_a_process_may_use_is_asked_again(none_idle):
     """A worker has the limits that its process has when the worker is opened."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     first = await server_of(Worker())
-    resource.setrlimit(resource.RLIMIT_CORE, (soft - 1 if soft > 0 else 0, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     try:
         other = await server_of(Worker())
-        changed = resource.getrlimit(resource.RLIMIT_CORE) != (soft, hard)
     finally:
-        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
-    assert (first != other) is changed
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert first != other
     assert await server_of(Worker()) == first
 
 
