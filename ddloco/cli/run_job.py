@@ -22,6 +22,7 @@ from ddloco.cli.ask import complain, with_source
 from ddloco.job.config import Job
 from ddloco.machines.syncer.shutdown import DIVERGED
 from ddloco.monitoring.metrics import Sink, metrics_in_words
+from ddloco.stage.actors.observations import DISREGARDED
 from ddloco.stage.files.run_folder import LOSS_FILE, SNAPSHOTS, TAPES
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
@@ -152,6 +153,8 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
         scored = "held-out loss not finite"
     more = metrics_in_words(result.get("metrics") or {})
     say(f"{scored}{more} at global step {result['t']}, {result['merges']:,} merges")
+    for learner, said in result.get(DISREGARDED, {}).items():
+        say(f"{learner} {said}")
     if result["status"] == "stopped":
         say("the job was stopped before its end")
     if result["status"] == "done" and not result["merges"]:

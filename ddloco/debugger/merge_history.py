@@ -182,6 +182,8 @@ class MergeHistory:
         """By learner, fragment and base version, the merge that used up its tokens."""
         self.numbers = Numbers()
         """The job's numbers at the last event that was seen."""
+        self.disregarded: dict[str, str] = {}
+        """Whose work was of no use to the job by then, in words."""
 
     def merges(self) -> Iterator[Merge]:
         """Yield every merge in the order in which they were done."""
@@ -192,6 +194,7 @@ class MergeHistory:
             yield from self._see(step)
         if isinstance(machine, Syncer | Coordinator):
             self.numbers = machine.numbers(at)
+            self.disregarded = machine.disregarded
 
     def _begin(self) -> None:
         """Take up the syncs that were under way where the tape begins, as they were there."""

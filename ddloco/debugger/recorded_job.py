@@ -64,11 +64,23 @@ class RecordedJob(RecordedRun):
     def numbers(self) -> Numbers:
         """The job's numbers at its end, as the newest incarnation of its syncer counted them; with
         shards, those of the leading one."""
+        lead = self._lead
+        return lead.numbers if lead is not None else Numbers()
+
+    @property
+    def disregarded(self) -> dict[str, str]:
+        """Whose work was of no use to the job at its end, in words; see ``Accounts``."""
+        lead = self._lead
+        return lead.disregarded if lead is not None else {}
+
+    @property
+    def _lead(self) -> MergeHistory | None:
+        """What was seen of the newest incarnation of the leading syncer; None without its tape."""
         for _ in self.merges():
             pass
-        lead = self.job.syncer_names()[0]
-        ended = [self._walked[each] for each in self.syncers if actor_of(each) == lead]
-        return ended[-1].numbers if ended else Numbers()
+        name = self.job.syncer_names()[0]
+        ended = [self._walked[each] for each in self.syncers if actor_of(each) == name]
+        return ended[-1] if ended else None
 
     def steps_of(self, learner: str) -> Iterator[tuple[tape.Event, int, OneStep]]:
         """Yield a learner's finished inner steps: the record, the number, and what it brought."""

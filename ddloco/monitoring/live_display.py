@@ -30,6 +30,9 @@ LOSSES_SHOWN = 20
 """A learner's displayed loss is the mean over this many steps, since single batches vary."""
 
 
+NEWS_MAX = 15
+"""Warnings that are printed at once where there is no terminal, at most."""
+
 LOSSES = "losses"
 """The log event with what learners on other hosts have reported to the syncer."""
 
@@ -99,6 +102,8 @@ class Board:
     numbers: Numbers = field(default_factory=Numbers)
     """The job's numbers, as the syncer counts them, at the newest line that has them."""
     troubles: list[str] = field(default_factory=list[str])
+    news: list[str] = field(default_factory=list[str])
+    """Warnings that have not been printed yet, where there is no terminal."""
     result: dict[str, Any] | None = None
     reached: int = 0
     """The highest global step of a merge."""
@@ -135,6 +140,11 @@ class Board:
             case "refused" | "starts over" | "sync repeated" | "message refused" | "not evaluated":
                 who = line.get("learner") or line.get("peer") or line["actor"]
                 self.troubles = [*self.troubles[-2:], f"{who}: {line['event']}, {line['reason']}"]
+            case "disregarded":
+                self._warn(
+                    f"{line['learner']}: {line['in_row']} contributions in a row refused, "
+                    f"{line['merged']} merged; the last: {line['reason']}"
+                )
             case "no merge":
                 self.standstill = (
                     f"no merge for {line['since_s']:.0f} s: waits for {line['reason']}"
@@ -145,6 +155,10 @@ class Board:
                 self.troubles = [*self.troubles[-2:], f"{line['who']}: {line['what']}{lasts}"]
             case _:
                 pass
+
+    def _warn(self, said: str) -> None:
+        self.troubles = [*self.troubles[-2:], said]
+        self.news = [*self.news[-NEWS_MAX:], said]
 
     def _state(self, incarnation: str, state: str) -> None:
         name = incarnation.rpartition(".")[0]
@@ -263,6 +277,9 @@ async def _show_lines(board: Board, tail: LogTail, console: Console, done: trio.
         last = done.is_set()
         for line in tail.new_lines():
             board.take(line)
+        for said in board.news:
+            console.print(said, soft_wrap=True, highlight=False, markup=False)
+        board.news.clear()
         console.print(board.line(), soft_wrap=True, highlight=False)
         if last:
             return board

@@ -17,6 +17,7 @@ def picture(status: Status) -> Group:
     if status.problem:
         lines.append(f"[red]{escape(status.problem)}[/red]")
     shown = first_to_look_at(status.members)
+    lines += [f"[red]{escape(f'{who} {said}')}[/red]" for who, said in status.disregarded.items()]
     table: list[Table | str] = [members(shown)] if shown else []
     if len(shown) < len(status.members):
         table.append(f"and {len(status.members) - len(shown)} more learners; --json shows all")

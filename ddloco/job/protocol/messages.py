@@ -310,9 +310,11 @@ class StateRefused(Body, frozen=True):
 
 
 class Close(Body, frozen=True):
-    """The leading shard tells another one to launch no more syncs and to send its fragments."""
+    """The leading shard tells another one to launch no more syncs and to send its fragments. If it
+    was asked to ``hurry``, its syncs in flight do not wait for answers until their deadlines."""
 
     reason: Reason
+    hurry: bool = False
 
 
 class ShardReport(Body, frozen=True):

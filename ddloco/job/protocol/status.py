@@ -179,6 +179,7 @@ class SyncerStatus(Numbers, frozen=True, kw_only=True):
         in_flight: the syncs in progress.
         members: the connected learners.
         refused: the refused contributions, by learner.
+        disregarded: learners whose work is of no use to the job, in words.
         recovering: the learners that receive a peer's state.
         standstill: why nothing has been merged for a long time; empty otherwise.
         relays: the linked relays, with the learners that each reaches.
@@ -193,6 +194,7 @@ class SyncerStatus(Numbers, frozen=True, kw_only=True):
     in_flight: tuple[SyncInFlight, ...] = ()
     members: tuple[MemberStatus, ...] = ()
     refused: dict[str, int] = {}
+    disregarded: dict[str, str] = {}
     recovering: tuple[RecoveringMember, ...] = ()
     standstill: str = ""
     relays: dict[str, tuple[str, ...]] = {}

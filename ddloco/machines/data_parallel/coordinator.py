@@ -43,7 +43,13 @@ from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.shutdown import JobShutdown
 from ddloco.machines.syncer.snapshot_policy import SnapshotPolicy
-from ddloco.machines.syncer.standstill import NAMES_MAX, REPEAT_S_MAX, STANDSTILL_S
+from ddloco.machines.syncer.standstill import (
+    NAMES_MAX,
+    REPEAT_S_MAX,
+    STANDSTILL_S,
+    STANDSTILL_STEPS,
+    STARTING_S,
+)
 from ddloco.machines.syncer.status import member_status
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.actor import OwnMachine
@@ -128,7 +134,7 @@ class Coordinator(OwnMachine):
     shutdown: JobShutdown | None = None
     stopping: str | None = None
     stepped_at: float = 0.0
-    warn_at: float = STANDSTILL_S
+    warn_at: float = STARTING_S
     averaged_last: int = 0
     final: Numbers | None = None
     snapshots: SnapshotPolicy = field(default_factory=SnapshotPolicy)
@@ -157,7 +163,13 @@ class Coordinator(OwnMachine):
             versions=versions,
             members=tuple(member_status(at, m, self.membership, versions) for m in members),
             refused=dict(sorted(self.membership.refused.items())),
+            disregarded=self.disregarded,
         )
+
+    @property
+    def disregarded(self) -> dict[str, str]:
+        """Whose work is of no use to the job, in words; see ``Accounts.disregarded``."""
+        return self.membership.accounts.disregarded(self.version)
 
     def numbers(self, at: float) -> Numbers:
         """Return the job's numbers; those of its end once it winds up, which costs no goodput."""
@@ -237,7 +249,7 @@ class Coordinator(OwnMachine):
         if self.shutdown is None:
             self.stopping = None
             self._end_if_done()
-        self.stepped_at, self.warn_at = at, at + STANDSTILL_S
+        self.stepped_at, self.warn_at = at, at + STARTING_S
         return [self._listen(), *self.snapshots.go_on(at, self.version, self.job.snapshot)]
 
     # Replicas that join and leave.
@@ -380,7 +392,8 @@ class Coordinator(OwnMachine):
 
     def _averaged(self, at: float, event: FragmentMerged) -> list[Effect]:
         self.averaging = 0
-        self.stepped_at, self.warn_at = at, at + STANDSTILL_S
+        patience_s = max(STANDSTILL_S, STANDSTILL_STEPS * (at - self.stepped_at))
+        self.stepped_at, self.warn_at = at, at + patience_s
         parts, self.parts = self.parts, {}
         effects: list[Effect] = [Drop(part.handle) for part in parts.values()]
         for learner, reason in event.refused:
@@ -391,6 +404,8 @@ class Coordinator(OwnMachine):
         if not event.accepted:
             return [*effects, Drop(f"theta/0/{new}"), Drop(f"wire/0/{new}")]
         self.version, self.averaged_last = new, len(event.accepted)
+        for replica in event.accepted:
+            self.membership.accounts.use(replica)
         self.membership.accounts.merge(0, sum(parts[name].said.tokens for name in event.accepted))
         # Replicas that joined during the step take part from now on. A job that is not elastic
         # starts a step only with all replicas, so none can join during it.
@@ -429,6 +444,7 @@ class Coordinator(OwnMachine):
             status, reason = "done", f"global step {self.version}"
         evaluating, saving = self.work.next(), self.work.next()
         self.shutdown = JobShutdown(status, reason, self.version, self.version, evaluating)
+        self.shutdown.disregarded = self.disregarded
         self.final = self.numbers(at)
         thetas = (f"theta/0/{self.version}",)
         return self.shutdown.begin(at, members, thetas, saving, None)

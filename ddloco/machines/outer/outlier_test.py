@@ -45,7 +45,7 @@ of the cosine of random vectors of that length. Directions of correct learners a
 worst; a flipped sign negates the usual cosine."""
 
 MAJORITY = 3
-"""With fewer contributions, a single wrong one can move the median."""
+"""With fewer contributions, a single wrong one can be what is usual."""
 
 
 class OutlierTest:
@@ -113,10 +113,14 @@ class OutlierTest:
         self, candidates: Sequence[WeightedFragment], norms: Sequence[float], sound: Sequence[int]
     ) -> dict[int, float]:
         """The usual norm per share: from earlier merges or from the majority of this one, whichever
-        is larger, since a change that affects most learners is not a fault; 0 if unknown."""
+        is larger, since a change that affects most learners is not a fault; 0 if unknown. Two are a
+        majority where a norm is known: a single wrong one, which is too large, does not move the
+        lower median."""
         level = [i for i in sound if self._is_level(candidates[i])]
         steps = [self._shares[candidates[i].name].steps for i in range(len(candidates))]
-        section = [(norms[i], steps[i]) for i in level] if len(level) >= MAJORITY else []
+        known = any(share.usual for share in self._shares.values())
+        enough = len(level) >= (2 if known else MAJORITY)
+        section = [(norms[i], steps[i]) for i in level] if enough else []
         return {
             i: max(self._shares[candidates[i].name].usual, usual_norm(section, steps[i]))
             for i in sound

@@ -43,6 +43,48 @@ class Totals(Struct, frozen=True):
         return Totals(steps, tokens, self.spent - other.spent)
 
 
+DISREGARDED = 5
+"""Contributions of a learner refused in a row, or late or refused without ever being merged, from
+which on people are told of it: twice what a learner that starts over may need."""
+
+
+class Fate(Struct, forbid_unknown_fields=True):
+    """What became of a learner's contributions.
+
+    Attributes:
+        merged: how many are in a merge.
+        refused: how many were refused for what they are.
+        late: how many came after their sync was closed.
+        in_row: how many have been refused since the last one that was merged.
+        reason: why the last one was refused.
+    """
+
+    merged: int = 0
+    refused: int = 0
+    late: int = 0
+    in_row: int = 0
+    reason: str = ""
+
+    @property
+    def is_disregarded(self) -> bool:
+        """Whether the learner's work is of no use to the job, or has not been for a while."""
+        unused = self.refused + self.late if not self.merged else 0
+        return max(self.in_row, unused) >= DISREGARDED
+
+    @property
+    def is_new(self) -> bool:
+        """Whether that has just become so, or twice as bad as when it was said last."""
+        times, rest = divmod(self.in_row, DISREGARDED)
+        return times > 0 and not rest and not times & (times - 1)
+
+    def words(self, merges: int) -> str:
+        """Return this in words, of a job of so many merges."""
+        turned = f"refused {self.refused} times, because {self.reason}" if self.refused else ""
+        late = f"late {self.late} times" if self.late else ""
+        said = "; ".join(filter(None, (turned, late)))
+        return f"was in {self.merged} of {merges} merges: {said}"
+
+
 class Accounts(Struct, forbid_unknown_fields=True):
     """Counts what learners report and what becomes of it, since this syncer started.
 
@@ -56,6 +98,7 @@ class Accounts(Struct, forbid_unknown_fields=True):
         refused: contributions that were refused; late ones are not among them.
         late: contributions that were not there when their sync was closed and merged.
         restarted: whether an earlier incarnation of this syncer has counted, which is not in here.
+        fates: what became of the contributions of each learner, without its incarnation.
     """
 
     joined: dict[str, float] = {}
@@ -66,6 +109,31 @@ class Accounts(Struct, forbid_unknown_fields=True):
     refused: int = 0
     late: int = 0
     restarted: bool = False
+    fates: dict[str, Fate] = {}
+
+    def fate(self, incarnation: str) -> Fate:
+        """Return what became of a learner's contributions, to be changed."""
+        return self.fates.setdefault(actor_of(incarnation), Fate())
+
+    def refuse(self, incarnation: str, reason: str) -> Fate:
+        """A contribution was refused; returns what has become of that learner's."""
+        fate = self.fate(incarnation)
+        if reason == LATE:
+            fate.late += 1
+            return fate
+        self.refused += 1
+        fate.refused, fate.in_row, fate.reason = fate.refused + 1, fate.in_row + 1, reason
+        return fate
+
+    def use(self, incarnation: str) -> None:
+        """A contribution was merged."""
+        fate = self.fate(incarnation)
+        fate.merged, fate.in_row = fate.merged + 1, 0
+
+    def disregarded(self, merges: int) -> dict[str, str]:
+        """Return whose work is of no use to the job, by name, in words; see ``Fate``."""
+        found = sorted(pair for pair in self.fates.items() if pair[1].is_disregarded)
+        return {actor: fate.words(merges) for actor, fate in found}
 
     def join(self, at: float, incarnation: str) -> None:
         """A learner has joined; what an earlier incarnation of it has done is kept."""

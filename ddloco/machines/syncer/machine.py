@@ -222,6 +222,12 @@ class Syncer(OwnMachine):
             numbers=self.numbers(at),
         )
 
+    @property
+    def disregarded(self) -> dict[str, str]:
+        """Whose work is of no use to the job, in words; see ``Accounts.disregarded``."""
+        rounds = self.rounds
+        return rounds.membership.accounts.disregarded(rounds.merges) if rounds is not None else {}
+
     def numbers(self, at: float) -> Numbers:
         """Return the job's numbers; those of its end once it winds up, which costs no goodput."""
         if self.final is not None:
@@ -285,10 +291,6 @@ class Syncer(OwnMachine):
     def _merged(self, at: float, event: FragmentMerged) -> list[Effect]:
         rounds = self._trained.rounds
         effects = rounds.merged(at, event, self.job)
-        if rounds.fruitless == FRUITLESS_MAX:
-            first = next(reason for _, reason in event.refused)
-            reason = f"nothing was believed in {FRUITLESS_MAX} syncs in a row: {first}"
-            effects += self._stop("failed", reason)
         self._end_if_spent()
         if self._here.leads:
             effects += self.snapshots.merged(rounds.schedule.t, self.job.snapshot)
@@ -322,9 +324,10 @@ class Syncer(OwnMachine):
     def _stop_asked(self, at: float, reason: str) -> list[Effect]:
         """Handle a request to stop; a job that has not merged for too long ends as failed."""
         still = self._no_merge(at)
+        hurried = self.rounds.hurry(at) if self.rounds is not None else []
         if still:
-            return self._stop("failed", f"{reason}; {still}")
-        return self._stop("stopped", reason)
+            return [*hurried, *self._stop("failed", f"{reason}; {still}")]
+        return [*hurried, *self._stop("stopped", reason)]
 
     def _dismiss(self, who: str) -> list[Effect]:
         """Let a learner leave for good; others get its data shards once it is gone."""
@@ -542,8 +545,9 @@ class Syncer(OwnMachine):
             case ShardReport() if self.shutdown is None:
                 self._trained.shards.report(event.peer, event.body)
                 return self._patience(at) if event.body.over else []
-            case Close(reason) if event.peer == self._here.lead:
-                return self._stop("done", reason)
+            case Close(reason, hurry) if event.peer == self._here.lead:
+                hurried = self._trained.rounds.hurry(at) if hurry else []
+                return [*hurried, *self._stop("done", reason)]
             case Stop(t, reason) if event.peer == self._here.lead and self.shutdown is None:
                 shutdown = JobShutdown("done", reason, t, self._trained.rounds.merges, 0)
                 self.shutdown = shutdown
@@ -619,6 +623,9 @@ class Syncer(OwnMachine):
         if training is None or place is None or not training.ready:
             return []
         shared = Shared(self.job, place.plan, self.work)
+        if training.rounds.fruitless >= FRUITLESS_MAX and self.stopping is None:
+            *_, last = training.rounds.membership.reasons.values()
+            self._stop("failed", f"nothing was believed in {FRUITLESS_MAX} syncs in a row: {last}")
         effects = training.rounds.advance(at, shared)
         if training.rounds.over(shared.job, shared.plan):
             effects += self._wind_up(at)
@@ -681,12 +688,14 @@ class Syncer(OwnMachine):
             if shards.closing is not None:
                 return []
             wait_s = LATE_S if known else SHARDS_S
-            return [*rounds.end(), *shards.close(reason), SetTimer(ShardsDeadline(), at + wait_s)]
+            closed = shards.close(Close(reason, hurry=status == "stopped"))
+            return [*rounds.end(), *closed, SetTimer(ShardsDeadline(), at + wait_s)]
         self.final = self.numbers(at)
         evaluating, saving = self.work.next(), self.work.next()
         merges = rounds.merges + shards.merges
         shutdown = self.shutdown = JobShutdown(status, reason, t, merges, evaluating)
         shutdown.lingers = self._trained.late and status == "done"
+        shutdown.disregarded = self.disregarded
         effects = rounds.end()
         peers, report_s = [*self.members, *rounds.sites.relays], rounds.pacing.report_s
         if known:

@@ -19,6 +19,7 @@ from ddloco.machines.syncer.data_roster import DataRoster
 from ddloco.machines.syncer.members import Member, new_member
 from ddloco.machines.syncer.outlier_history import STRIKES
 from ddloco.stage.actors.effects import Observe
+from ddloco.stage.actors.observations import DISREGARDED
 from transport import CONTROL, Effect, Hangup, Retire, Send
 
 SILENCE_STEPS = 10
@@ -44,7 +45,8 @@ class Membership(Struct, forbid_unknown_fields=True):
         batches: for each actor, the reported number of batches drawn from its shard.
         cursors: for each actor, a number of batches and the position of its data stream and
             schedules after them; see ``Progress``.
-        reasons: for each incarnation, why its last rejected contribution was rejected.
+        reasons: for each incarnation, why its last rejected contribution was rejected; the newest
+            is the last.
         accounts: what learners report and what becomes of it, counted.
         data: who draws from which data shard, in a job with ``job.shards``.
     """
@@ -201,13 +203,19 @@ class Membership(Struct, forbid_unknown_fields=True):
         return member
 
     def refuse(self, incarnation: str, t: int, fragment: int, reason: str) -> list[Effect]:
-        """Reject a contribution: count it unless it was only late, remember the reason, log it."""
+        """Reject a contribution: count it, remember the reason unless it was only late, log it; and
+        say whose contributions are rejected again and again."""
         if reason != LATE:
             self.refused[incarnation] = self.refused.get(incarnation, 0) + 1
+            self.reasons.pop(incarnation, None)
             self.reasons[incarnation] = reason
-            self.accounts.refused += 1
+        fate = self.accounts.refuse(incarnation, reason)
         fields = {"learner": incarnation, "t": t, "fragment": fragment, "reason": reason}
-        return [Observe("refused", fields)]
+        effects: list[Effect] = [Observe("refused", fields)]
+        if reason != LATE and fate.is_new:
+            told = {"level": "warning", "learner": incarnation, "in_row": fate.in_row}
+            effects.append(Observe(DISREGARDED, {**told, "merged": fate.merged, "reason": reason}))
+        return effects
 
     def strike(self, member: Member) -> list[Effect]:
         """Count a contribution that the merge has rejected.

@@ -8,12 +8,13 @@ the history is short, every contribution is accepted and added. The limits are u
 too small a change or too few tokens do no harm, and learning rates decay.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from math import inf
 from typing import TypeVar
 
 from msgspec import Struct
 
+from clocks import actor_of
 from ddloco.job.protocol.messages import Contribution
 from ddloco.job.protocol.work import FragmentMerged
 from ddloco.machines.outer.weights import lower_median, usual_norm
@@ -32,10 +33,13 @@ STRIKES = 3
 fragments. One may be a transmission error, and two may have been in flight together; wrong
 parameters cause a rejection every time."""
 
-PATIENCE = 32
-"""Consecutive rejections without an accepted contribution after which the history is cleared. The
-learners have started over several times by then, so the history is wrong, for example after a jump
-of the learning rate. Without this limit a job of one learner would never merge again."""
+PATIENCE = 8
+"""Consecutive merges of a fragment without an accepted contribution after which its history is
+cleared. The learners have started over twice by then, so the history is wrong, for example after a
+jump of the learning rate. Without this limit a job of one learner would never merge again."""
+
+RATES = 8
+"""A learner's tokens per step in the history: those of its last accepted contributions."""
 
 
 class Usual(Struct, forbid_unknown_fields=True):
@@ -59,13 +63,13 @@ class OutlierHistory(Struct, forbid_unknown_fields=True):
 
     Attributes:
         fragments: the history of each fragment of the model.
-        tokens: tokens per step of the last accepted contributions.
-        vain: consecutive contributions that were rejected for their tokens.
+        rates: tokens per step of the last accepted contributions of each learner, by its name.
+        doubted: those of its last contributions, all rejected for their tokens.
     """
 
     fragments: list[Usual]
-    tokens: list[float] = []
-    vain: int = 0
+    rates: dict[str, list[float]] = {}
+    doubted: dict[str, list[float]] = {}
 
     def norm(self, fragment: int, steps: int) -> float:
         """Return the usual norm of a contribution of ``steps`` steps; 0 while that is unknown."""
@@ -89,25 +93,54 @@ class OutlierHistory(Struct, forbid_unknown_fields=True):
             total += far
         return total
 
-    def objection(self, said: Contribution, band: float) -> str | None:
-        """Return why a contribution's token count is too high, or None if it is not.
+    def objections(
+        self, said: Mapping[str, Contribution], band: float, apart: Container[str] = ()
+    ) -> dict[str, str]:
+        """Return whose token counts are too high, and why.
+
+        A count is compared with what that learner has always counted, with what most learners of
+        the job have, and with what most of this sync have, whichever is largest: batches may differ
+        by learner, and sequences may grow. A learner that counts as much several times in a row is
+        believed, for then it is its history that is wrong.
 
         Args:
-            said: the contribution.
-            band: the limit as a multiple of the median; 0 accepts everything.
+            said: the contributions of one sync, by the incarnation of their learner.
+            band: the limit as a multiple of what is usual; 0 accepts everything.
+            apart: learners, by name, whose batches the job file says: they are compared with
+                themselves only.
         """
-        if not band or len(self.tokens) < FEW:
-            return None
-        usual = lower_median(self.tokens)
-        if said.tokens <= band * usual * said.steps:
-            return None
-        self.vain += 1
-        if self.vain >= PATIENCE:
-            self.tokens, self.vain = [], 0
-        return (
-            f"more tokens than steps allow: {said.tokens} in {said.steps}, "
-            f"usual are {usual:.4g} a step, {band:g} times that is taken"
-        )
+        if not band:
+            return {}
+        rates = {name: each.tokens / each.steps for name, each in said.items()}
+        most = [lower_median(list(rates.values()))] if len(rates) > 1 else []
+        if sum(map(len, self.rates.values())) >= FEW:
+            most.append(lower_median([lower_median(each) for each in self.rates.values()]))
+        found: dict[str, str] = {}
+        for name, rate in rates.items():
+            own = self.rates.get(actor_of(name), [])
+            if not own and actor_of(name) in apart:
+                continue
+            usual = max((*most, lower_median(own)) if own else most, default=inf)
+            if self._is_usual(actor_of(name), rate, band, usual):
+                continue
+            found[name] = (
+                f"more tokens than steps allow: {said[name].tokens} in {said[name].steps}, "
+                f"usual are {usual:.4g} a step, {band:g} times that is taken"
+            )
+        return found
+
+    def _is_usual(self, actor: str, rate: float, band: float, usual: float) -> bool:
+        """Whether a learner's tokens per step are within the band, or as much as in each of its
+        last few contributions: those are its history then."""
+        if rate <= band * usual:
+            self.doubted.pop(actor, None)
+            return True
+        doubted = [*self.doubted.pop(actor, []), rate][-FEW:]
+        if len(doubted) == FEW and max(doubted) <= band * min(doubted):
+            self.rates[actor] = doubted
+            return True
+        self.doubted[actor] = doubted
+        return False
 
     def learn(self, merged: FragmentMerged, said: Mapping[str, Contribution], before: int) -> None:
         """Add the accepted contributions of a finished merge to the history.
@@ -128,14 +161,15 @@ class OutlierHistory(Struct, forbid_unknown_fields=True):
             if usual.vain >= PATIENCE:
                 self.fragments[fragment] = Usual(moves=usual.moves)
             return
-        usual.vain = self.vain = 0
+        usual.vain = 0
         level = {name for name in merged.accepted if said[name].base == before}
         for each in merged.measured:
             if each.name in level:
                 _remember(usual.norms, [(each.norm, said[each.name].steps)])
                 _remember(usual.cosines, [each.cosine] if each.cosine is not None else [])
-        taken = [said[name] for name in merged.accepted]
-        _remember(self.tokens, [each.tokens / each.steps for each in taken])
+        for name in merged.accepted:
+            actor, rate = actor_of(name), said[name].tokens / said[name].steps
+            self.rates[actor] = [*self.rates.get(actor, []), rate][-RATES:]
         usual.moves[t] = before, merged.moved
         for old in list(usual.moves)[:-WINDOW]:
             del usual.moves[old]

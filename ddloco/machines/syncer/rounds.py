@@ -46,6 +46,12 @@ SUM_WAIT = 0.5
 """The part of the time for a sum in which a relay waits for contributions; in the rest of it the
 sum is computed and sent."""
 
+HURRY_S = 1.0
+"""How long, in seconds, a job that was asked to stop waits for answers to a pull."""
+
+ALL_REFUSED = "every contribution was refused"
+"""Why a sync with answers is repeated."""
+
 NOT_FRESH = "has finished no step since the last launch"
 """Why a learner that may contribute does not count for a quorum (paper 3.3 b)."""
 
@@ -163,6 +169,17 @@ class Rounds(Struct, forbid_unknown_fields=True):
     def stop(self) -> None:
         """Launch no more syncs, and drop the waiting one, whose quorum may never be reached."""
         self.stopping, self.waiting = True, None
+
+    def hurry(self, at: float) -> list[Effect]:
+        """Wait for answers to the syncs in flight for ``HURRY_S`` at most: somebody waits for the
+        end."""
+        soon = at + HURRY_S
+        waiting = [sync for sync in self.syncs.values() if not sync.work]
+        pulls = [s for s in waiting if not s.closed and s.deadline > soon]
+        return [
+            *(SetTimer(PullDeadline(sync.t), soon) for sync in pulls),
+            *(SetTimer(SumsDeadline(sync.t), soon) for sync in waiting if sync.sums_awaited),
+        ]
 
     def go_on(self) -> None:
         """Continue in a new run: a request to stop the earlier run no longer counts."""
@@ -322,16 +339,17 @@ class Rounds(Struct, forbid_unknown_fields=True):
         sync = self.syncs.get(said.t)
         problem = LATE if sync is None else sync.objection(member.peer, said, handle)
         if sync is None or problem is not None:
-            if sync is not None and problem != LATE:
-                sync.refused[member.peer] = None
-            return self.membership.refuse(*who, problem or LATE)
+            refused = self.membership.refuse(*who, problem or LATE)
+            if sync is None or problem == LATE:
+                return refused
+            return [*refused, *self._answered(at, sync, member.peer, shared)]
         p = sync.fragment
         newest = min(self.globals.newest(p, said.base), sync.t - 1)
         merged, band = self.membership.merged[member.incarnation][p], shared.job.sync.band
         problem = member.objection(said, newest, self.globals.oldest(p), merged)
         if problem is None and band:
             carries = shared.job.sync.late == "carry"
-            problem = member.doubt(at, said, carries=carries) or self.outliers.objection(said, band)
+            problem = member.doubt(at, said, carries=carries)
         anchor, relay = "", ""
         if problem is None and said.relay is not UNSET:
             relay = self.sites.linked(said.relay)
@@ -345,13 +363,19 @@ class Rounds(Struct, forbid_unknown_fields=True):
             elif problem is None and not anchor:
                 problem = f"a difference to version {said.base}, which this syncer does not have"
         if problem is not None:
-            sync.refused[member.peer] = None
-            return self.membership.refuse(*who, problem)
+            refused = self.membership.refuse(*who, problem)
+            return [*refused, *self._answered(at, sync, member.peer, shared)]
         sync.awaited.pop(member.peer, None)
         part = sync.parts[member.peer] = ReceivedContribution(
             member.incarnation, said, handle, anchor, relay
         )
         return [*(Keep(each) for each in part.handles()), *self._close_if_settled(at, sync, shared)]
+
+    def _answered(self, at: float, sync: Sync, peer: str, shared: Shared) -> list[Effect]:
+        """Note an answer that was refused: the sync does not wait for another one."""
+        sync.awaited.pop(peer, None)
+        sync.refused[peer] = None
+        return self._close_if_settled(at, sync, shared)
 
     def lost(self, at: float, peer: str, shared: Shared) -> list[Effect]:
         """Handle the loss of a member: its pulls may be lost with the link, and if it joins again,
@@ -405,10 +429,14 @@ class Rounds(Struct, forbid_unknown_fields=True):
     def _close(self, at: float, sync: Sync, shared: Shared) -> list[Effect]:
         """Merge the received contributions; without any, the sync is repeated."""
         effects: list[Effect] = [CancelTimer(PullDeadline(sync.t))]
-        self.membership.note_unanswered(sync.spoken, sync.parts)
-        self.pacing.vain = 0 if sync.parts else self.pacing.vain + 1
+        answers = {**sync.parts, **sync.refused}
+        self.membership.note_unanswered(sync.spoken, answers)
+        self.pacing.vain = 0 if answers else self.pacing.vain + 1
+        effects += self._leave_out_odd_tokens(sync, shared.job)
         if not sync.parts:
-            return [*effects, *self._retry(sync, "no contribution before the deadline")]
+            self.fruitless += bool(sync.refused)
+            reason = ALL_REFUSED if sync.refused else "no contribution before the deadline"
+            return [*effects, *self._retry(sync, reason)]
         effects += self._leave_behind(sync)
         relayed = sync.relayed()
         if not relayed:
@@ -457,10 +485,10 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return [*effects, *self._merge_if_summed(sync, shared)]
 
     def _leave_out(self, sync: Sync, reasons: dict[str, str]) -> list[Effect]:
-        """Leave contributions out of the merge, for these reasons; their relays have them."""
+        """Leave contributions out of the merge, for these reasons."""
         effects: list[Effect] = []
         for learner, reason in reasons.items():
-            del sync.parts[learner]
+            effects += [Drop(handle) for handle in sync.parts.pop(learner).handles()]
             sync.refused[learner] = None
             effects += self.membership.refuse(learner, sync.t, sync.fragment, reason)
         return effects
@@ -511,6 +539,12 @@ class Rounds(Struct, forbid_unknown_fields=True):
         )
         return [*(Keep(handle) for handle in merge.makes), merge]
 
+    def _leave_out_odd_tokens(self, sync: Sync, job: Job) -> list[Effect]:
+        """Leave out contributions of more tokens than their steps allow."""
+        said = {peer: part.said for peer, part in sync.parts.items()}
+        apart = {name for name, table in job.learner.items() if table.batch is not None}
+        return self._leave_out(sync, self.outliers.objections(said, job.sync.band, apart))
+
     def _leave_behind(self, sync: Sync) -> list[Effect]:
         """Reject outdated contributions if learners hold a newer version than this syncer.
 
@@ -519,11 +553,9 @@ class Rounds(Struct, forbid_unknown_fields=True):
         p, mine = sync.fragment, self.globals[sync.fragment].version
         effects: list[Effect] = []
         for peer in sync.behind(mine):
-            part = sync.parts.pop(peer)
-            sync.refused[peer] = None
-            reason = f"trained from version {part.said.base}, others hold a newer one"
-            dropped = [Drop(handle) for handle in part.handles()]
-            effects += [*dropped, *self.membership.refuse(peer, sync.t, p, reason)]
+            base = sync.parts[peer].said.base
+            reason = f"trained from version {base}, others hold a newer one"
+            effects += self._leave_out(sync, {peer: reason})
         if sync.adopts:
             base = max(part.said.base for part in sync.parts.values())
             reason = f"version {base} of fragment {p}, where this syncer has {mine}"
@@ -564,11 +596,12 @@ class Rounds(Struct, forbid_unknown_fields=True):
         newer = self._newer(sync, before, job.compress)
         if not event.accepted:
             effects += [Drop(handle) for handle in newer.handles()]
-            return effects + self._retry(sync, "every contribution was refused")
+            return effects + self._retry(sync, ALL_REFUSED)
         del self.syncs[sync.t]
         self.pacing.sync_s.add(at - sync.launched_at)
         effects += self.globals.merge(p, newer, job.compress)
         for part in (sync.parts[learner] for learner in event.accepted):
+            self.membership.accounts.use(part.incarnation)
             if part.incarnation in self.membership.merged:  # Otherwise another has its place.
                 self.membership.merged[part.incarnation][p] = part.said.base
         self.membership.reset_strikes(event.accepted)

@@ -33,7 +33,7 @@ class Shards(Struct, forbid_unknown_fields=True):
         finals: for each fragment, its last version and the handle of its payload.
         newest: for each shard, the highest known incarnation number.
         reports: the last report of each shard that has finished.
-        closing: why the lead has asked the shards to end; None before that.
+        closing: what the lead has told the shards to end them; None before that.
         patient: whether the lead still waits for them.
         released: peers that were told that the job has ended.
     """
@@ -44,7 +44,7 @@ class Shards(Struct, forbid_unknown_fields=True):
     finals: dict[int, tuple[int, str]] = {}
     newest: dict[str, int] = {}
     reports: dict[str, ShardReport] = {}
-    closing: str | None = None
+    closing: Close | None = None
     patient: bool = True
     released: list[str] = []
 
@@ -91,7 +91,7 @@ class Shards(Struct, forbid_unknown_fields=True):
         self.linked[actor] = peer
         self.released = [each for each in self.released if actor_of(each) != actor]
         if self.closing is not None:
-            effects.append(Send(peer, CONTROL, Close(self.closing), key="close"))
+            effects.append(Send(peer, CONTROL, self.closing, key="close"))
         return [Observe("shard joined", {"shard": peer}), *effects]
 
     def lose(self, peer: str, reason: str) -> list[Effect]:
@@ -101,10 +101,10 @@ class Shards(Struct, forbid_unknown_fields=True):
         del self.linked[actor_of(peer)]
         return [Observe("shard lost", {"shard": peer, "reason": reason})]
 
-    def close(self, reason: str) -> list[Effect]:
+    def close(self, said: Close) -> list[Effect]:
         """Ask the other shards to end and to send their final fragments."""
-        self.closing = reason
-        return [Send(peer, CONTROL, Close(reason), key="close") for peer in self.linked.values()]
+        self.closing = said
+        return [Send(peer, CONTROL, said, key="close") for peer in self.linked.values()]
 
     def final(self, peer: str, said: GlobalFragment, handle: str) -> list[Effect]:
         """Keep a final fragment of a shard, if it is newer than the one already received."""

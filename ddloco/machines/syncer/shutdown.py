@@ -12,6 +12,7 @@ from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.timers import ShutdownDeadline
 from ddloco.job.protocol.work import Evaluate, SaveModel
 from ddloco.stage.actors.effects import Finish, Observe, Status
+from ddloco.stage.actors.observations import DISREGARDED
 from transport import CONTROL, CancelTimer, Effect, Hangup, Send, SetTimer
 
 SHUTDOWN_STEPS = 10
@@ -44,6 +45,8 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
     lead: str = ""
     lingers: bool = False
     """Whether learners may still connect that were not told that the job has ended."""
+    disregarded: dict[str, str] = {}
+    """Whose work was of no use to the job, in words; see ``Accounts.disregarded``."""
 
     def begin(
         self,
@@ -104,6 +107,7 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
             self.status, self.reason = "failed", f"the held-out loss of the final model is {loss}"
         fields = {"held_out_loss": loss, "t": self.t, "merges": self.merges, "status": status}
         fields |= asdict(numbers) if numbers is not None else {}
+        fields |= {DISREGARDED: self.disregarded} if self.disregarded else {}
         return [Observe("result", {**fields, "metrics": metrics} if metrics else fields)]
 
     @property

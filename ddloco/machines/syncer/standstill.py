@@ -1,8 +1,8 @@
 """Warnings of a job that merges nothing: for how long, and what it waits for.
 
 This machine is part of the syncer machine and makes no decisions. It logs a warning after a minute
-without a merge (twenty steps or four pull deadlines if one of these is longer), then at growing
-intervals.
+without a merge, or a few steps more than are due before the next one if these take longer, then at
+growing intervals. Nothing that a syncer decides, such as its deadlines, makes it wait longer.
 """
 
 from msgspec import Struct
@@ -17,10 +17,13 @@ from ddloco.stage.actors.effects import Observe
 from transport import Effect, SetTimer
 
 STANDSTILL_S = 60.0
-STANDSTILL_STEPS = 20
-STANDSTILL_PULLS = 4
-"""Time without a merge until the first warning: the longest of these seconds, steps and pull
-deadlines. A first step may compile for minutes; the warning then says what the job waits for."""
+STANDSTILL_STEPS = 5
+"""Time without a merge until the first warning: so many seconds, or steps beyond those that are due
+before the next launch, whichever are longer."""
+
+STARTING_S = 180.0
+"""The same while no learner has finished two steps. The first one compiles, for minutes where the
+model is large."""
 
 REPEAT_S_MAX = 600.0
 """The longest time between two warnings in seconds; the time doubles until then."""
@@ -74,10 +77,11 @@ class Standstill(Struct, forbid_unknown_fields=True):
         return f"no merge for {at - merged_at:.0f} s: waits for {waits_for(rounds, job)}"
 
     def _patience_s(self, rounds: Rounds) -> float:
-        pacing = rounds.pacing
-        pulls_s = [sync.deadline - sync.launched_at for sync in rounds.syncs.values()]
-        steps_s = STANDSTILL_STEPS * (pacing.report_s or 0.0)
-        return max(STANDSTILL_S, steps_s, STANDSTILL_PULLS * max(pulls_s, default=0.0))
+        report_s, waiting = rounds.pacing.report_s, rounds.waiting
+        if report_s is None:
+            return STARTING_S
+        due = waiting.steps if waiting is not None else 0
+        return max(STANDSTILL_S, (due + STANDSTILL_STEPS) * report_s)
 
 
 def waits_for(rounds: Rounds, job: Job) -> str:

@@ -60,6 +60,7 @@ def status_of(
             for each in membership.members.values()
         ),
         refused=dict(sorted(membership.refused.items())),
+        disregarded=membership.accounts.disregarded(rounds.merges),
         recovering=recovering,
         standstill=standstill,
         relays={peer: tuple(each.learners) for peer, each in rounds.sites.relays.items()},

@@ -6,5 +6,8 @@ BEGUN, TAKEN, DISCARDED = "snapshot begun", "snapshot taken", "snapshot discarde
 FAILED = "snapshot part failed"
 """Log event of a participant that could not write its own part."""
 
+DISREGARDED = "disregarded"
+"""Log event of a learner whose contributions are refused again and again."""
+
 DISMISSED, NOT_DISMISSED = "dismissed", "not dismissed"
 """Log events of an actor that was told to leave for good, or that there is not."""

@@ -31,6 +31,7 @@ from ddloco.job.protocol.work import (
 )
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.members import RESEND_S_MIN
+from ddloco.machines.syncer.rounds import ALL_REFUSED
 from ddloco.machines.syncer.shutdown import LATE_S
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import (
@@ -572,11 +573,16 @@ def test_who_is_too_far_behind_is_not_pulled(open_harness, staleness, pulled):
 
 
 def test_a_stale_contribution_is_refused(open_harness):
-    """A learner that was pulled with a newer base and answers with a stale one is not merged."""
+    """A learner that was pulled with a newer base and answers with a stale one is not merged. That
+    was its answer: the sync does not wait for another one, and is repeated."""
     harness = behind(open_harness, 1)
     assert [(A, 7, 1)] == pulls(harness.report(A, after_s=2.0, versions=(6, 4, 5), step=2))
-    (refusal,) = observed("refused", harness.contribute(A, 7, 1, base=0))
+    effects = harness.contribute(A, 7, 1, base=0)
+    (refusal,) = observed("refused", effects)
     assert "the oldest that is taken is 1" in refusal["reason"]
+    (repeated,) = observed("sync repeated", effects)
+    assert ALL_REFUSED == repeated["reason"]
+    assert [(A, 7, 1)] == pulls(harness.report(A, after_s=0.1, versions=(6, 4, 5), step=3))
     (merge,) = of(MergeFragment, harness.contribute(A, 7, 1, base=1))
     assert [(A, 1)] == [(share.name, share.base) for share in merge.shares]
 
@@ -720,7 +726,8 @@ def test_what_cannot_have_been_trained_is_refused(open_harness, claim, reason):
             pulled = harness.report(peer, versions=versions, after_s=1.0)
         (_, t, p), _ = pulls(pulled)
         plain = {"t": t, "fragment": p, "base": versions[p], "step": 4, "steps": 1, "tokens": 8}
-        refused = observed("refused", harness.say(A, Contribution(**{**plain, **claim})))
+        effects = harness.say(A, Contribution(**{**plain, **claim}))
+        refused = observed("refused", effects + harness.contribute(B, t, p, base=versions[p]))
         assert bool(band) == bool(refused)
         assert all(each["learner"] == A and reason in each["reason"] for each in refused)
 

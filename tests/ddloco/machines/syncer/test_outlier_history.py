@@ -8,7 +8,7 @@ from ddloco.job.protocol.messages import Contribution
 from ddloco.job.protocol.work import FragmentMerged, Measured
 from ddloco.machines.syncer.outlier_history import FEW, PATIENCE, WINDOW, OutlierHistory, Usual
 
-A, B = "learner-0.1", "learner-1.1"
+A, B, C = "learner-0.1", "learner-1.1", "learner-2.1"
 
 
 def said(t, base=0, steps=4, tokens=None):
@@ -37,7 +37,7 @@ def test_few_say_nothing(outliers):
     for t in range(1, FEW):
         learn(outliers, t, {A: 2.0})
         assert (0.0, None) == (outliers.norm(0, 4), outliers.cosine(0))
-        assert outliers.objection(said(9, tokens=10**9), 32.0) is None
+        assert outliers.objections({B: said(9, tokens=10**9)}, 32.0) == {}
     learn(outliers, FEW, {A: 2.0})
     assert (2.0, 0.5) == (outliers.norm(0, 4), outliers.cosine(0))
     assert (0.0, None) == (outliers.norm(1, 4), outliers.cosine(1))
@@ -116,23 +116,59 @@ def test_what_is_no_number_is_no_reason_to_forget(outliers):
     assert 2.0 == outliers.norm(0, 4)
 
 
+def odd(outliers, tokens, *names, others=(), band=32.0):
+    """Who is refused of one sync: these learners with so many tokens in four steps, and others with
+    the usual 32."""
+    counts = {**dict.fromkeys(names, tokens), **dict.fromkeys(others, 32)}
+    return outliers.objections({n: said(9, tokens=count) for n, count in counts.items()}, band)
+
+
 def test_tokens_of_a_step_have_a_band(outliers):
     """Thirty-two times the usual is believed, more is named with both numbers; zero is no band."""
     for t in range(1, 5):
         learn(outliers, t, {A: 2.0})
-    assert outliers.objection(said(9, tokens=32 * 8 * 4), 32.0) is None
-    reason = outliers.objection(said(9, tokens=1025), 32.0)
-    assert "more tokens than steps allow: 1025 in 4" in reason
-    assert outliers.objection(said(9, tokens=10**9), 0.0) is None
+    assert odd(outliers, 32 * 8 * 4, A) == {}
+    assert "more tokens than steps allow: 1025 in 4" in odd(outliers, 1025, A)[A]
+    assert odd(outliers, 10**9, A, band=0.0) == {}
 
 
-def test_tokens_refused_for_long_are_the_usual(outliers):
-    """Such as a batch that has grown for all; one accepted in between begins the count again."""
+def test_tokens_that_most_count_are_the_usual(outliers):
+    """Such as sequences that grow, for all or for most at once; of two, both."""
     for t in range(1, 5):
-        learn(outliers, t, {A: 2.0})
-    for _ in range(PATIENCE - 1):
-        assert outliers.objection(said(9, tokens=9999), 32.0)
-    learn(outliers, 9, {A: 2.0})
-    for _ in range(PATIENCE):
-        assert outliers.objection(said(9, tokens=9999), 32.0)
-    assert outliers.objection(said(9, tokens=9999), 32.0) is None
+        learn(outliers, t, {A: 2.0, B: 2.0, C: 2.0})
+    assert odd(outliers, 9999, A, B, C) == odd(outliers, 9999, A, B, others=[C]) == {}
+    assert list(odd(outliers, 9999, A, others=[B, C])) == [A]
+    assert odd(outliers, 9999, A, B) == {}
+    assert list(odd(outliers, 9999, A, others=[B])) == [A]
+
+
+def test_tokens_of_a_learner_are_compared_with_its_own(outliers):
+    """Its batches may be many times as large as those of others, from the first on."""
+    for t in range(1, 5):
+        learn(outliers, t, {A: 2.0, B: 2.0})
+        learn(outliers, t, {C: 2.0}, tokens=9999)
+    assert odd(outliers, 9999, C, others=[A, B]) == {}
+    assert list(odd(outliers, 9999, A, others=[B, C])) == [A]
+
+
+def test_batches_that_the_job_file_says_are_no_outliers(outliers):
+    """Not even those of a learner that has contributed nothing before."""
+    for t in range(1, 5):
+        learn(outliers, t, {A: 2.0, B: 2.0})
+    counts = {A: said(9), B: said(9), C: said(9, tokens=9999)}
+    assert list(outliers.objections(counts, 32.0)) == [C]
+    assert outliers.objections(counts, 32.0, apart={"learner-2"}) == {}
+
+
+def test_tokens_counted_again_and_again_are_believed(outliers):
+    """Then it is the history that is wrong. What is odd each time in another way is not."""
+    for t in range(1, 5):
+        learn(outliers, t, {A: 2.0, B: 2.0})
+    for _ in range(FEW - 1):
+        assert odd(outliers, 9999, A, others=[B])
+    assert odd(outliers, 32, A, others=[B]) == {}  # The count begins again.
+    for _ in range(FEW - 1):
+        assert odd(outliers, 9999, A, others=[B])
+    assert odd(outliers, 9999, A, others=[B]) == odd(outliers, 9999, A, others=[B]) == {}
+    for power in range(4, 10):
+        assert list(odd(outliers, 10 ** (2 * power), A, others=[B])) == [A]

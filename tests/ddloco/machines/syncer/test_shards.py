@@ -76,7 +76,7 @@ def test_what_is_no_shards_fragment_is_not_taken(shards, peer, p, handle):
 def test_the_others_are_asked_to_end_also_those_who_come_later(shards):
     """One that is starting again when the lead is through hears it then."""
     shards.lose(TWO, "gone")
-    assert [(ONE, Close("over"))] == said(shards.close("over"))
+    assert [(ONE, Close("over"))] == said(shards.close(Close("over")))
     assert ("syncer-2.2", Close("over")) in said(shards.join("syncer-2.2"))
 
 
