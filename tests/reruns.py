@@ -10,6 +10,7 @@ import pytest
 
 FOLDERS = {
     "processes": "real jobs, whose processes start and answer as fast as the machine lets them",
+    "ordinary": "real jobs, whose processes start and answer as fast as the machine lets them",
     "examples": "real jobs, whose processes start and answer as fast as the machine lets them",
     "hosts": "real jobs on simulated hosts, with links and faults in real time",
 }

@@ -31,7 +31,9 @@ COMPILED = {"ddloco/stage/actors/work_handles.py": ["calls eval()"]}
 
 FUNCTION_LINES_MAX = 60
 
-WHOLE_JOB_TESTS = {"tests/hosts", "tests/processes", "tests/simulation", "tests/tapes"}
+WHOLE_JOB_TESTS = {
+    *("tests/hosts", "tests/ordinary", "tests/processes", "tests/simulation", "tests/tapes"),
+}
 TESTS_OF_SEVERAL = {
     "tests/bench/test_page.py",
     "tests/bench/test_quick.py",

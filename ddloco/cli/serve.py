@@ -262,7 +262,7 @@ def _concluded(given: argparse.Namespace, finish: Finish) -> int:
         parented = given.with_parent
         return complain(finish.reason if parented else with_source(given, finish.reason))
     if finish.status == "failed":
-        return complain(finish.reason, AGAIN if finish.again and not given.with_parent else FOUND)
+        return complain(finish.reason, AGAIN if finish.again else FOUND)
     print(f"{finish.status}: {finish.reason}")
     if given.run == "syncer" and (given.folder / LOSS_FILE).is_file():
         print(f"losses {given.folder / LOSS_FILE}")

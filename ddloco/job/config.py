@@ -412,6 +412,10 @@ class Worker(Section, frozen=True):
             seconds, and at most an eighth of those between two versions of a fragment. Only between
             two requests does a learner copy and install fragments. 0 asks for each step by itself.
             With ``sync.blocking`` or ``job.shards`` it makes no difference.
+        retry_s: how long, in seconds, a learner that has trained before tries again to draw a batch
+            when the task's stream raises, with growing pauses. Then it ends with exit code 75 and
+            comes back; after three incarnations in a row with the same error at the same batch it
+            does not, and the others go on. 0 does not try again.
     """
 
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
@@ -422,10 +426,14 @@ class Worker(Section, frozen=True):
     check_every: Whole = 0
     on_corruption: Literal["leave", "continue"] = "leave"
     together_s: Annotated[float, Meta(ge=0.0, le=60.0)] = 0.01
+    retry_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 60.0
 
 
 UNSAID = {
-    "worker": ("mesh", "processes", "stall_s", "check_every", "on_corruption", "together_s"),
+    "worker": (
+        *("mesh", "processes", "stall_s", "check_every", "on_corruption", "together_s"),
+        "retry_s",
+    ),
     "sync": ("blocking", "late", "mixing", "clients", "final_merges"),
     "outer": ("weight",),
     "inner": ("adamw",),

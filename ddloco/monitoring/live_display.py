@@ -145,6 +145,13 @@ class Board:
                     f"{line['learner']}: {line['in_row']} contributions in a row refused, "
                     f"{line['merged']} merged; the last: {line['reason']}"
                 )
+            case "data failed":
+                when = f"is tried again in {line['again_s']:.3g} s"
+                self._warn(f"{line['actor']}: its data stream {when}: {line['reason']}")
+            case "data again":
+                self._warn(f"{line['actor']}: its data stream brings batches again")
+            case "comes back":
+                self._warn(f"{line['actor']}: ended, and comes back: {line['reason']}")
             case "no merge":
                 self.standstill = (
                     f"no merge for {line['since_s']:.0f} s: waits for {line['reason']}"

@@ -138,7 +138,7 @@ class Comparer:
 
     async def _confirm_result(self, record: tape.Event, event: WorkResult) -> None:
         pending = self._pending.take(event.work)
-        if isinstance(event, WorkFailed) and event.kind == "worker":
+        if isinstance(event, WorkFailed) and event.kind != "task":
             # The world's doing, not the work's: a fact, like the time.
             self._state.report.notes.append(f"{self._name}:{record.n}: {event.reason}")
             return

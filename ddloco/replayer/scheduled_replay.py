@@ -303,9 +303,9 @@ class ScheduleFollower:
                     said = "its learner took its own state from a snapshot; that is no schedule"
                     raise TapeError(self.recorded.path, 0, said)
                 return replace(self.executor.started, copies=event.copies)
-            case WorkFailed(kind="worker"):
+            case WorkFailed(kind="worker" | "later"):
                 await trio.lowlevel.checkpoint()
-                return event  # Not the work's doing: the worker had died.
+                return event  # Not the work's doing.
             case MessageArrived():
                 return await self._message(record, event)
             case Recovered():

@@ -14,6 +14,7 @@ from typing import Any, final
 
 import trio
 
+from clocks import number_of
 from ddloco.job.config import DATA_PARALLEL, Job
 from ddloco.job.keys import curve_of
 from ddloco.job.protocol.events import Happened, OwnState, Started
@@ -239,8 +240,11 @@ class JobProgram(Runnable):
         """Whether no learner is left."""
         return not set(running) & set(self.job.learner_names())
 
-    def failure(self, error: BaseException) -> Finish:
-        """Errors of user code and of the machine, and bugs, each in its words."""
+    def failure(self, error: BaseException, incarnation: str) -> Finish:
+        """Errors of user code and of the machine, and bugs, each in its words. User code that an
+        earlier incarnation has run may do without what is away now."""
+        if isinstance(error, WorkerRequestError | TaskError) and number_of(incarnation) > 1:
+            return Finish("failed", str(error), again=True)
         if isinstance(error, WorkerRequestError) and error.failed.kind == "task":
             return Finish("bad-input", str(error))
         if isinstance(error, TaskError):
@@ -274,6 +278,7 @@ class JobProgram(Runnable):
             async with opened as process:
                 arrays = ArrayTable(arena)
                 process.show_trace = partial(_show_trace, process.show_trace, hosted)
+                process.note = hosted.note
                 keep = await trio.to_thread.run_sync(self._open_keep, hosted)
                 executor = WorkExecutor(
                     self.job,

@@ -20,6 +20,13 @@ import msgpack
 from ddloco.job.protocol.messages import CURSOR_BYTES_MAX
 from ddloco.workers.task import Batches, TaskError
 
+RETRY_S = 0.5
+RETRY_S_MAX = 30.0
+"""Seconds until a batch that could not be drawn is tried again: doubled each time, up to this."""
+
+DATA_FAILED, DATA_AGAIN = "data failed", "data again"
+"""Log events of a stream that raised, and that brought the batch later."""
+
 TOLD_EVERY_S = 10.0
 """Interval of the progress lines, in seconds, while a worker draws batches again."""
 
@@ -49,12 +56,19 @@ class DataStream:
         batches: the task's stream, at its beginning.
         copied: copies the arrays of a batch: the device may read them while the next batch is
             drawn, by a stream that shuffles its data where they lie.
+        tell: called with an event for the actor's log, and its fields.
 
     Raises:
         TaskError: it is no stream, or its state is not plain data.
     """
 
-    def __init__(self, task: str, batches: Batches, copied: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        task: str,
+        batches: Batches,
+        copied: Callable[[Any], Any],
+        tell: Callable[[str, dict[str, Any]], None] = lambda *_: None,
+    ) -> None:
         missing = [name for name in METHODS if not callable(getattr(batches, name, None))]
         if missing:
             raise TaskError(
@@ -64,29 +78,69 @@ class DataStream:
         self._task = task
         self._batches = batches
         self._copied = copied
+        self._tell = tell
         self._ahead: _Ahead | None = None
         self.position()  # A state that is of no use is refused before anything is trained.
 
-    def next(self) -> Any:
-        """The next batch; it has arrays of its own, which the stream does not change later."""
+    def next(self, retry_s: float = 0.0) -> Any:
+        """The next batch; it has arrays of its own, which the stream does not change later.
+
+        Args:
+            retry_s: for how long, in seconds, the stream is tried again if it raises.
+        """
         ahead, self._ahead = self._ahead, None
         if ahead is None:
-            return self._copied(self._batches.next())
+            if not retry_s:
+                return self._copied(self._batches.next())
+            ahead = self._drawn(self.position())
         if ahead.error is not None:
-            raise ahead.error
+            ahead = self._tried_again(ahead, ahead.error, retry_s)
         return ahead.batch
 
     def draw_ahead(self) -> Any:
         """Draw the next batch before it is used, and return it; an exception waits until it is
         used, too, and then this returns None."""
         if self._ahead is None:
-            ahead = _Ahead(self.position())
-            try:
-                ahead.batch = self._copied(self._batches.next())
-            except Exception as error:  # noqa: BLE001, whatever user code raises; see ``next``
-                ahead.error = error
-            self._ahead = ahead
+            self._ahead = self._drawn(self.position())
         return self._ahead.batch
+
+    def _drawn(self, before: bytes) -> _Ahead:
+        """The batch that the stream yields at the position ``before``, or what it raises."""
+        ahead = _Ahead(before)
+        try:
+            ahead.batch = self._copied(self._batches.next())
+        except Exception as error:  # noqa: BLE001, whatever user code raises; see ``next``
+            ahead.error = error
+        return ahead
+
+    def _tried_again(self, failed: _Ahead, error: Exception, retry_s: float) -> _Ahead:
+        """Draw a batch again with growing pauses, as often as ``retry_s`` seconds allow. A stream
+        that can be restored goes back to its position first, which it may have left.
+
+        A stream at its end is not tried again, nor one that is at its end because it has raised.
+
+        Raises:
+            Exception: what it has raised, if it brings no batch.
+        """
+        pause_s = RETRY_S
+        while not isinstance(error, StopIteration) and retry_s > 0.0:
+            pause_s = min(pause_s, retry_s)
+            reason = f"{type(error).__name__}: {error}"
+            self._tell(DATA_FAILED, {"level": "warning", "reason": reason, "again_s": pause_s})
+            time.sleep(pause_s)
+            retry_s, pause_s = retry_s - pause_s, min(2 * pause_s, RETRY_S_MAX)
+            try:
+                if failed.before:
+                    self._batches.restore(_unpacked(failed.before))
+                batch = self._copied(self._batches.next())
+            except StopIteration:
+                break
+            except Exception as again:  # noqa: BLE001, whatever user code raises
+                error = again
+            else:
+                self._tell(DATA_AGAIN, {"reason": reason})
+                return _Ahead(failed.before, batch)
+        raise error
 
     def position(self) -> bytes:
         """The stream's position after the last batch used, as msgpack; empty if its ``state()`` is
@@ -111,7 +165,7 @@ class DataStream:
     def go_to(self, position: bytes) -> None:
         """Move the stream to ``position``."""
         self._ahead = None
-        self._batches.restore(msgpack.unpackb(position, strict_map_key=False))
+        self._batches.restore(_unpacked(position))
 
     def draw_again(self, count: int) -> None:
         """Skip ``count`` batches by drawing them; prints progress every ten seconds."""
@@ -135,6 +189,10 @@ class DataStream:
         if digest_of(self.next()) != digest:
             said = "restore(state()) does not bring the same batch again"
             raise TaskError(f"task {self._task}: batches(): {said}")
+
+
+def _unpacked(position: bytes) -> Any:
+    return msgpack.unpackb(position, strict_map_key=False)
 
 
 @dataclass(slots=True)

@@ -298,9 +298,11 @@ class WorkExecutor(Doer):
         flats = {
             n: self.layouts.flat(0, self._arrays.get(s.handle).data) for n, s in shares.items()
         }
-        sound = tuple(name for name, flat in flats.items() if np.isfinite(flat).all())
-        refused = tuple((name, "NaN or Inf") for name in shares if name not in sound)
-        whole = sum(shares[name].weight for name in sound)
+        finite = tuple(name for name, flat in flats.items() if np.isfinite(flat).all())
+        whole = sum(shares[name].weight for name in finite)
+        sound = finite if whole else ()
+        reasons = dict.fromkeys(finite, "no batch of this step has a token")
+        refused = tuple((n, reasons.get(n, "NaN or Inf")) for n in shares if n not in sound)
         weights = tuple(shares[name].weight / whole for name in sound)
         for name, weight in zip(sound, weights, strict=True):
             mean += np.float32(weight) * flats[name]

@@ -113,6 +113,8 @@ class WorkerProcess:
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(link))
         self.show_trace: Callable[[rpc.Failed], None] = _print_trace
         """Called with the answer when user code raises."""
+        self.note: Callable[[str, dict[str, Any]], None] = lambda *_: None
+        """Called with what the worker has to say for the actor's log."""
         self._line: deque[_Request] = deque()
         """The running request and those that wait, in order. A lock would not do: a task enters a
         lock's queue only when it is scheduled, so a later request could overtake it."""
@@ -197,9 +199,13 @@ class WorkerProcess:
             await self._receive(end)
             answer = rpc.decode_answer(self._received[start:end])
             del self._received[:end]
-            if not isinstance(answer, rpc.Alive):
-                return answer
-            self._tells_of_life = True
+            match answer:
+                case rpc.Alive():
+                    self._tells_of_life = True
+                case rpc.Told(event, fields):
+                    self.note(event, fields)
+                case _:
+                    return answer
 
     async def _receive(self, nbytes: int) -> None:
         """Wait until so many bytes have been received."""

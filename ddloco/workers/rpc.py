@@ -7,7 +7,7 @@ may be sent before the former one is answered.
 
 import selectors
 import socket
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
@@ -15,6 +15,7 @@ from msgspec.msgpack import Decoder, Encoder
 from ddloco.job.config import Inner, Job
 from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.job.protocol.work import FromShard, OneStep
+from ddloco.stage.actors.events import FailureKind
 from ddloco.stage.arrays.shared_memory import Region
 
 LENGTH_BYTES = 4
@@ -44,7 +45,8 @@ class Prepare(WorkerMessage, frozen=True):
     syncer has no ``shard``, and opens no stream of batches. The job has ``steps`` global steps.
     ``mesh`` is the number of devices along each axis; empty for one device, or for all devices of
     several processes. ``leaves_if_corrupt`` says whether a checked step that has two results is the
-    worker's failure. ``batch`` is the size of its batches, if it is not the task's."""
+    worker's failure. ``batch`` is the size of its batches, if it is not the task's; for ``retry_s``
+    seconds a batch that cannot be drawn is tried again."""
 
     task: str
     options: dict[str, Any]
@@ -56,6 +58,7 @@ class Prepare(WorkerMessage, frozen=True):
     mesh: dict[str, int] = {}
     leaves_if_corrupt: bool = True
     batch: int | None = None
+    retry_s: float = 0.0
 
 
 def preparation(job: Job, name: str = "", task: str = "") -> Prepare:
@@ -82,6 +85,7 @@ def preparation(job: Job, name: str = "", task: str = "") -> Prepare:
         mesh=mesh if learner else dict.fromkeys(mesh, 1),
         leaves_if_corrupt=job.worker.on_corruption == "leave",
         batch=job.learner_table(name).batch,
+        retry_s=job.worker.retry_s,
     )
 
 
@@ -271,6 +275,13 @@ class Alive(WorkerMessage, frozen=True):
     """Not an answer: a worker of several processes says that it works, twice a second."""
 
 
+class Told(WorkerMessage, frozen=True):
+    """Not an answer: an event for the actor's log, while a request is being fulfilled."""
+
+    event: str
+    fields: dict[str, Any]
+
+
 class MeasureDevices(WorkerMessage, frozen=True):
     """Tell the memory of the devices, and what a step needs of it; before the first step."""
 
@@ -293,10 +304,11 @@ class Devices(WorkerMessage, frozen=True):
 
 
 class Failed(WorkerMessage, frozen=True):
-    """The request failed, because of the task or of the worker. ``trace`` is the traceback within
-    user code, for display, and ``full`` all of it, for a file; they are not written to a tape."""
+    """The request failed, because of the task or of the worker; see ``WorkFailed``. ``trace`` is
+    the traceback within user code, for display, and ``full`` all of it, for a file; they are not
+    written to a tape."""
 
-    kind: Literal["task", "worker"]
+    kind: FailureKind
     reason: str
     trace: str = ""
     full: str = ""
@@ -330,6 +342,7 @@ Answer = (
     | Devices
     | Failed
     | Alive
+    | Told
 )
 
 encode = Encoder().encode

@@ -14,7 +14,9 @@ import traceback
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from msgspec.structs import replace
 
 from ddloco.stage.arrays.shared_memory import ArenaView
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
@@ -69,7 +71,8 @@ def fulfilled(trainer: Trainer, request: rpc.Request) -> rpc.Answer:
     except CorruptionError as error:
         return rpc.Failed("worker", str(error))
     except Exception as error:  # noqa: BLE001, reported to the actor, whatever a task raises
-        return failure(error)
+        failed = failure(error)
+        return replace(failed, kind="later") if trainer.was_sound(request) else failed
 
 
 def serve(link: socket.socket, trainer: Trainer) -> None:
@@ -118,6 +121,10 @@ class OwnProcess:
         self.link = link
         self.saying = saying
         self._lock = threading.Lock()
+
+    def tell(self, event: str, fields: dict[str, Any]) -> None:
+        """Have the actor log an event."""
+        self.send(rpc.Told(event, fields))
 
     def send(self, answer: rpc.Answer) -> None:
         """Send the actor an answer."""
@@ -171,10 +178,12 @@ def serve_requests(fork: Fork, link: socket.socket, shared: Sequence[int], sayin
         KeptFinder(fork.kept).install()
     if fork.rank is not None:
         return _serve_together(fork.rank, OwnProcess(link, saying), shared)
-    trainer = Trainer(ArenaView(shared), compiles_ahead=not fork.turns, saying=saying)
+    own = OwnProcess(link, saying)
+    view = ArenaView(shared)
+    # A debugger is to open in a step, not before there is one.
+    trainer = Trainer(view, compiles_ahead=not fork.turns, saying=saying, tell=own.tell)
     # If the actor has ended, the answer is not needed.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        # A debugger is to open in a step, not before there is one.
         serve(link, trainer)
     return HELD
 
@@ -188,7 +197,7 @@ def _serve_together(rank: Rank, own: OwnProcess, shared: Sequence[int]) -> int:
     # What is compiled ahead, in a thread, might meet the computations of other ranks.
     if rank.number:
         return serve_as_other(Trainer(OtherArena(), compiles_ahead=False, group=group), group)
-    trainer = Trainer(ArenaView(shared), compiles_ahead=False, group=group)
+    trainer = Trainer(ArenaView(shared), compiles_ahead=False, group=group, tell=own.tell)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         serve_as_first(own, trainer, group)
     return HELD

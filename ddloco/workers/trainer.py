@@ -113,9 +113,12 @@ class Trainer:
         compiles_ahead: bool = True,
         saying: int | None = None,
         group: Group | None = None,
+        tell: Callable[[str, dict[str, Any]], None] = lambda *_: None,
     ) -> None:
         self._arena = arena
         self._group = group
+        self._tell = tell
+        """Writes an event with its fields to the actor's log."""
         self._saying = saying
         """Where standard error goes while the devices are opened; see ``open_devices``."""
         self._compiles_ahead = compiles_ahead
@@ -132,6 +135,8 @@ class Trainer:
         """Where the state is still in the actor's memory that was installed since the last step."""
         self._tried = False
         """Whether the first step has been run twice to check that it is deterministic."""
+        self._sound = False
+        """Whether a step has succeeded."""
         self._spoilt = False
         self._last: rpc.Trained | None = None
         self._updated = 0
@@ -146,6 +151,23 @@ class Trainer:
         self._gradient: Any = None
         self._device_s = 0.0
         """How long the device last needed for a step."""
+
+    def was_sound(self, request: rpc.Request) -> bool:
+        """Whether what is asked for has succeeded before, here or in an earlier incarnation: then
+        an exception is no reason to take the task for wrong."""
+        match request:
+            case rpc.Train(t=t):
+                return self._sound or t > 0
+            case rpc.ComputeGradient(batch=batch):
+                return self._sound or batch > 1
+            case rpc.Update(t=t):
+                return t > 1
+            case _:
+                return self._sound
+
+    def _patience_s(self, request: rpc.Request) -> float:
+        """For how long, in seconds, a batch that cannot be drawn is tried again."""
+        return self._retry_s if self.was_sound(request) else 0.0
 
     def answer(self, request: rpc.Request) -> rpc.Answer:
         """Fulfil one request."""
@@ -204,6 +226,7 @@ class Trainer:
             open_devices(self._saying)
         keep_compiled_programs()
         self._seed = request.seed
+        self._retry_s = request.retry_s
         self._shard = request.shard
         mesh = request.mesh
         self._loss = TaskLoss(task, request.task, request.seed)
@@ -367,7 +390,7 @@ class Trainer:
         sums: Callable[[], bytes] = bytes
         corrupt, t = "", np.int32(min(request.t, STEP_MAX))
         for left in reversed(range(request.count)):
-            step, opens = self._drawn(t), not steps
+            step, opens = self._drawn(t, self._patience_s(request)), not steps
             if first and opens:
                 self._batches.check(before, step.digest, batch_digest)
             once = self._run_once(step, request, first=first) if opens else {}
@@ -387,7 +410,7 @@ class Trainer:
             OneStep(float(loss), each.tokens, each.digest)
             for loss, each in zip(losses, steps, strict=True)
         )
-        self._spoilt = not math.isfinite(last.loss)
+        self._sound, self._spoilt = True, not math.isfinite(last.loss)
         if request.out is not None:
             self._copy_out(self._leaves(), request.out)
         self._last = rpc.Trained(
@@ -406,10 +429,10 @@ class Trainer:
             compiling_s=sum(each.compiling_s for each in steps),
         )
 
-    def _drawn(self, t: Any) -> "StepUnderWay":
+    def _drawn(self, t: Any, retry_s: float) -> "StepUnderWay":
         """Draw the batch of the next step. Global step ``t`` is for schedules."""
         asked_at = time.monotonic()
-        batch, number = self._draw()
+        batch, number = self._draw(retry_s)
         data_s = time.monotonic() - asked_at
         given = Given(self._placement.batch(batch), number, t, self._frozen)
         return StepUnderWay(given, batch, batch_digest(batch), data_s)
@@ -471,9 +494,9 @@ class Trainer:
         assert self._streams, "only learners train, and they have a shard"
         return self._streams[self._turn].data
 
-    def _draw(self) -> tuple[Any, Any]:
+    def _draw(self, retry_s: float) -> tuple[Any, Any]:
         """The next batch, and its number if the loss takes a key."""
-        batch, stream = self._batches.next(), self._streams[self._turn]
+        batch, stream = self._batches.next(retry_s), self._streams[self._turn]
         stream.used += 1
         return batch, self._loss.number(self._turn, stream.used)
 
@@ -487,7 +510,7 @@ class Trainer:
     def _open(self, shard: int) -> None:
         """Open the stream of a data shard at its beginning."""
         stream = self._stream(shard=shard)
-        self._streams[shard] = ShardStream(DataStream(self._name, stream, copied_batch))
+        self._streams[shard] = ShardStream(DataStream(self._name, stream, copied_batch, self._tell))
 
     def _take_turn(self, request: rpc.Train) -> None:
         """Go to the data shard of a step, and close those that the learner does not hold now."""
@@ -529,11 +552,10 @@ class Trainer:
         try:
             tokens = int(found)
         except (TypeError, ValueError):
-            said = f"tokens(batch) is {repr(found)[:80]}; want a whole number, 1 or more"
+            said = f"tokens(batch) is {repr(found)[:80]}; want a whole number, 0 or more"
             raise TaskError(f"task {self._name}: {said}") from None
-        if tokens < 1:
-            # Tokens are the weight of the contribution: with none it would never be merged.
-            raise TaskError(f"task {self._name}: tokens(batch) is {tokens}; want 1 or more")
+        if tokens < 0:
+            raise TaskError(f"task {self._name}: tokens(batch) is {tokens}; want 0 or more")
         return tokens
 
     # Data-parallel jobs: replicas compute gradients, the coordinator computes the update.
@@ -549,7 +571,7 @@ class Trainer:
         if missing > 0:
             self._batches.draw_again(missing)
             self._streams[self._turn].used += missing
-        drawn, number = self._draw()
+        drawn, number = self._draw(self._patience_s(request))
         given = self._params, None, self._placement.batch(drawn), number, self._frozen
         once: dict[Named, bytes] | None = None
         if self._gradient is None:
@@ -560,6 +582,7 @@ class Trainer:
             self._check_same(once, self._gradient_digests(gradient))
         self._copy_out(jax.tree.leaves(gradient), request.out)
         numbers = float(loss), self._tokens(drawn), batch_digest(drawn)
+        self._sound = True
         return rpc.Trained(*numbers, metrics=said(metrics))
 
     def _gradient_digests(self, gradient: Any) -> dict[Named, bytes]:

@@ -11,6 +11,11 @@ class CopyUnused(Timer, frozen=True):
     """A learner releases the copy of its state, for which no peer has asked lately."""
 
 
+STOP_S_MAX = 5.0
+"""Seconds that a learner waits for the running step when its job is over: whatever its step waits
+for, the job ends."""
+
+
 class LeaveDeadline(Timer, frozen=True):
     """A learner that leaves waits no longer for its running step."""
 

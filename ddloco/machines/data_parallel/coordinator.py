@@ -369,9 +369,8 @@ class Coordinator(OwnMachine):
             return self._refuse(member, problem) if problem is not None else []
         if not isinstance(said, Contribution) or not event.handle:
             return []
-        trained = said.tokens > 0 and said.steps == 1
-        fits = trained and said.base == self.version and said.fragment == 0 and not self.averaging
-        if not fits or event.peer not in self.group or event.peer in self.parts:
+        fits = (said.steps, said.base, said.fragment) == (1, self.version, 0)
+        if not fits or self.averaging or event.peer not in self.group or event.peer in self.parts:
             return self._refuse(member, "it does not answer this step")
         self.parts[event.peer] = Gradient(said, event.handle)
         return [Keep(event.handle)]

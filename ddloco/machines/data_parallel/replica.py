@@ -21,6 +21,7 @@ from ddloco.job.protocol.messages import (
     Stop,
 )
 from ddloco.job.protocol.time_spent import TimeSpent, of_step
+from ddloco.job.protocol.timers import STOP_S_MAX, LeaveDeadline
 from ddloco.job.protocol.work import Differentiate, StepFinished
 from ddloco.machines.syncer.estimates import Recent
 from ddloco.machines.work_numbers import WorkNumbers
@@ -43,6 +44,8 @@ from transport import (
     PeerRefused,
     Retire,
     Send,
+    SetTimer,
+    TimerFired,
 )
 
 
@@ -111,10 +114,13 @@ class Replica(OwnMachine):
             case PeerRefused(peer, reason):
                 return self._finish("bad-input", f"{peer} refuses this learner: {reason}")
             case WorkFailed(_, kind, reason):
-                died = kind == "worker"
-                return self._finish("failed" if died else "bad-input", reason, again=died)
+                if kind == "task":
+                    return self._finish("bad-input", reason)
+                return self._finish("failed", f"{reason}, at batch {self.drawn}", again=True)
             case StopRequested(reason):
-                return self._stop(reason)
+                return self._stop(at, reason)
+            case TimerFired(LeaveDeadline()) if self.stopping is not None:
+                return self._finish("done", self.stopping)
             case LeaveRequested(reason):
                 return self._finish("left", reason)
             case Restored():
@@ -130,7 +136,7 @@ class Replica(OwnMachine):
             case Roster(_, floors):
                 return [Retire(floors)]
             case Stop(_, reason):
-                return self._stop(reason)
+                return self._stop(at, reason)
             case _:
                 return []
 
@@ -209,9 +215,12 @@ class Replica(OwnMachine):
         )
         return Send(SYNCER, CONTROL, said, key="progress")
 
-    def _stop(self, reason: str) -> list[Effect]:
+    def _stop(self, at: float, reason: str) -> list[Effect]:
+        """Stop after the running step, or in the midst of it if that takes too long."""
         self.stopping = self.stopping or reason
-        return [] if self.computing is not None else self._finish("done", self.stopping)
+        if self.computing is None:
+            return self._finish("done", self.stopping)
+        return [SetTimer(LeaveDeadline(), at + STOP_S_MAX)]
 
     def _finish(self, status: Status, reason: str, *, again: bool = False) -> list[Effect]:
         return [Hangup(SYNCER, reason), Finish(status, reason, again)]

@@ -33,7 +33,13 @@ from ddloco.job.protocol.messages import (
 )
 from ddloco.job.protocol.status import LearnerStatus
 from ddloco.job.protocol.time_spent import TimeSpent, of_step
-from ddloco.job.protocol.timers import CopyUnused, LeaveDeadline, RelayLook, ReportDue
+from ddloco.job.protocol.timers import (
+    STOP_S_MAX,
+    CopyUnused,
+    LeaveDeadline,
+    RelayLook,
+    ReportDue,
+)
 from ddloco.job.protocol.work import (
     EncodeFragment,
     FragmentDecoded,
@@ -140,6 +146,7 @@ class Learner(OwnMachine):
         running: the step that is running; None if there is none.
         step: the last finished step.
         corrupt: how many of its steps had two results when they were run twice.
+        empty: how many of its batches had no tokens.
         cursor: the position of its data stream after that.
         step_s: the duration of its steps.
         host: the handle of the copy of all parameters, if it copies all of them after each step.
@@ -180,6 +187,7 @@ class Learner(OwnMachine):
     running: Running | None = None
     step: int = 0
     corrupt: int = 0
+    empty: int = 0
     cursor: bytes = b""
     step_s: Recent = field(default_factory=Recent)
     host: str = ""
@@ -263,14 +271,15 @@ class Learner(OwnMachine):
                 status: Status = "left" if again else "bad-input"
                 return self._finish(status, f"{peer} refuses this learner: {reason}")
             case WorkFailed(_, kind, reason):
-                died = kind == "worker"
-                return self._finish("failed" if died else "bad-input", reason, again=died)
+                if kind == "task":
+                    return self._finish("bad-input", reason)
+                return self._finish("failed", f"{reason}, at batch {self.drawn}", again=True)
             case StopRequested(reason):
-                return self._stop(reason)
+                return self._stop(at, reason)
             case LeaveRequested(reason):
                 self.leaving = True
-                return [*self._stop(reason), SetTimer(LeaveDeadline(), at + LEAVE_S_MAX)]
-            case TimerFired(LeaveDeadline()) if self.leaving:
+                return self._stop(at, reason)
+            case TimerFired(LeaveDeadline()) if self.stopping is not None:
                 return self._leave()
             case Restored():
                 return self._restored(at)
@@ -350,7 +359,7 @@ class Learner(OwnMachine):
                 self.data.hear(event.body)
                 return [*self._install(), *self._begin(at)]
             case Stop(_, reason) if event.peer == self.lead:
-                return self._stop(reason)
+                return self._stop(at, reason)
             case _:
                 return []
 
@@ -624,6 +633,7 @@ class Learner(OwnMachine):
             effects += self.compression.install(p, installed, overwrite.handle, settings)
         tokens = sum(each.tokens for _, each in event.steps())
         self.tokens += tokens
+        effects += self._count_empty(event)
         self.corrupt += bool(event.corrupt)
         if self.tells:
             self.brought = LastStep(event.loss, event.metrics)
@@ -643,6 +653,15 @@ class Learner(OwnMachine):
         step_s = round(took_s / count, 6)
         metrics = {"metrics": event.metrics} if event.metrics else {}
         return [*effects, Observe("step", {**observed, "step_s": step_s, **metrics})]
+
+    def _count_empty(self, event: StepFinished) -> list[Effect]:
+        """Count the batches that had no tokens, so that their steps have no weight; said when it is
+        the first, and when they are twice as many as were said."""
+        empty = sum(not each.tokens for _, each in event.steps())
+        before, self.empty = self.empty, self.empty + empty
+        if self.empty.bit_length() == before.bit_length():
+            return []
+        return [Observe("no tokens", {"step": event.step, "batches": self.empty})]
 
     def _release_host(self, out: str) -> list[Effect]:
         """A step is done: release the host copies of the step before."""
@@ -769,9 +788,14 @@ class Learner(OwnMachine):
 
     # Stopping.
 
-    def _stop(self, reason: str) -> list[Effect]:
+    def _stop(self, at: float, reason: str) -> list[Effect]:
+        """Stop after the running step, or in the midst of it if that takes too long: nobody needs
+        what it brings."""
         self.stopping = self.stopping or reason
-        return [] if self.running is not None else self._leave()
+        if self.running is None:
+            return self._leave()
+        wait_s = LEAVE_S_MAX if self.leaving else STOP_S_MAX
+        return [SetTimer(LeaveDeadline(), at + wait_s)]
 
     def _leave(self) -> list[Effect]:
         status: Status = "left" if self.leaving else "done"

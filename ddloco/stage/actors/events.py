@@ -26,10 +26,16 @@ class Computed(WorkResult, frozen=True):
     made: tuple[bytes, ...] = ()
 
 
-class WorkFailed(WorkResult, frozen=True):
-    """Work failed. ``kind`` tells whether the task failed or the worker died."""
+FailureKind = Literal["task", "later", "worker"]
+"""Why work failed: user code raised before anything of its kind had succeeded; it raised after
+that, so that it may be sound and what it needs is away; or the worker died. The last two are the
+world's doing, which no replay repeats."""
 
-    kind: Literal["task", "worker"]
+
+class WorkFailed(WorkResult, frozen=True):
+    """Work failed."""
+
+    kind: FailureKind
     reason: str
 
 

@@ -7,7 +7,7 @@ its actors (``Runnable.open``) is the only difference.
 
 import math
 import platform
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ from ddloco.stage.driver.snapshot_sink import StoreSink
 from ddloco.stage.files.run_folder import LOG_FILE, TAPES, run_of
 from ddloco.stage.files.trust import leave_place
 from ddloco.stage.nodes.lease import Lease
+from ddloco.stage.nodes.repeated_failures import unless_lasting
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.code_version import code_version
 from ddloco.stage.process.errors import first_of
@@ -169,6 +170,11 @@ class HostedActor:
             self.leave_reason = self.leave_reason or reason
             self.opening.cancel()
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether it was asked to end before it had started."""
+        return self._stop_reason is not None or self.leave_reason is not None
+
     def request_stop(self, reason: str) -> None:
         """Ask the actor to end in good order, also before it has started."""
         self._stop_reason = self._stop_reason or reason
@@ -202,8 +208,9 @@ class HostedActor:
             with closing(ActorLog(self.folder / LOG_FILE, self.incarnation, began)) as self.log:
                 await self._run()
         except Exception as error:  # noqa: BLE001, whatever ends one actor ends one actor
-            self.finish = self.program.failure(first_of(error))
+            self.finish = self.program.failure(first_of(error), self.incarnation)
         assert self.finish is not None, "it has ended, one way or the other"
+        self.finish = unless_lasting(self.folder, self.name, self.finish)
         self.finish = self.program.advised(self.finish, self.traceback)
         return self.finish
 
@@ -309,26 +316,6 @@ class HostedActor:
         from_ = begun.snapshot if begun is not None and same else ""
         run = run_of(self.folder, make=True) if program.snapshot.place else ""
         return sink_of(program, place, run, from_, warn, confirm=confirm)
-
-
-async def run_together(
-    actors: Collection[HostedActor],
-    finishes: dict[str, Finish],
-    ended: Callable[[HostedActor, Finish], None],
-) -> None:
-    """Run actors of this process until all have ended, and close their endpoints."""
-
-    async def run(actor: HostedActor) -> None:
-        try:
-            finish = await actor.run()
-        finally:
-            await actor.endpoint.aclose()
-        finishes[actor.incarnation] = finish
-        ended(actor, finish)
-
-    async with trio.open_nursery() as nursery:
-        for actor in actors:
-            nursery.start_soon(run, actor)
 
 
 def recorder_for(

@@ -137,8 +137,8 @@ class Runnable(ABC):
         asked to leave meanwhile."""
 
     @abstractmethod
-    def failure(self, error: BaseException) -> Finish:
-        """Return how an actor ended that an exception ended."""
+    def failure(self, error: BaseException, incarnation: str) -> Finish:
+        """Return how an incarnation of an actor ended that an exception ended."""
 
     @abstractmethod
     def start_point(self, said: str, only: str | None = None, *, trust: bool) -> StartPoint[Any]:

@@ -1,25 +1,36 @@
-"""All actors of a program in one process: each is a trio task, and they communicate over ZeroMQ."""
+"""All actors of a program in one process: each is a trio task, and they communicate over ZeroMQ.
+
+An actor that has failed and may come back, such as a learner whose data were away, does so here as
+its next incarnation, as engines start a process again.
+"""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import trio
 
-from clocks import actor_of
+from clocks import actor_of, number_of
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.driver.endpoints import dial, new_endpoint
 from ddloco.stage.driver.resume import StartPoint
 from ddloco.stage.files.toml import ConfigError
-from ddloco.stage.nodes.node import HostedActor, run_together
+from ddloco.stage.nodes.node import HostedActor
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.malloc import give_back_spare, keep_freed_memory
 from transport.zeromq import ZmqEndpoint, open_context
 
 ANY_PORT = "tcp://127.0.0.1:*"
+
+COMES_BACK = "comes back"
+"""Log event of an actor that begins its next incarnation, with why the one before has ended."""
+
+RETURN_S = 1.0
+"""Seconds until an actor that has failed begins its next incarnation."""
 
 P = TypeVar("P", bound=Runnable)
 
@@ -109,21 +120,59 @@ class Cluster(Generic[P]):
             async with open_context() as context:
                 endpoints = await self._connected(context, {**wanted, **self._at})
                 for incarnation, endpoint in endpoints.items():
-                    self._hosted[incarnation] = HostedActor(
-                        self.program, incarnation, self.folder, endpoint,
-                        start_point=self._start_point,
-                    )  # fmt: skip
+                    self._host(incarnation, endpoint, self._start_point)
                 if self.asked:  # Before there was an actor to ask.
                     self.request_stop("asked to stop before it began")
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(give_back_spare)
-                    for hosted in self._hosted.values():
-                        if beside is not None:
-                            nursery.start_soon(beside, hosted)
-                    actors = self._hosted.values()
-                    await run_together(actors, self.outcome.finishes, self._ended)
+                    begin = partial(nursery.start_soon, beside) if beside is not None else _nothing
+                    async with trio.open_nursery() as actors:
+                        for hosted in list(self._hosted.values()):
+                            actors.start_soon(self._run, hosted, context, begin)
                     nursery.cancel_scope.cancel()
         return self.outcome
+
+    def _host(
+        self, incarnation: str, endpoint: ZmqEndpoint, start_point: StartPoint[Any] | None = None
+    ) -> HostedActor:
+        hosted = self._hosted[incarnation] = HostedActor(
+            self.program, incarnation, self.folder, endpoint, start_point=start_point
+        )
+        return hosted
+
+    async def _run(
+        self, hosted: HostedActor, context: object, begin: Callable[[HostedActor], object]
+    ) -> None:
+        """Run an actor to its end, through all of its incarnations."""
+        while True:
+            begin(hosted)
+            try:
+                finish = await hosted.run()
+            finally:
+                await hosted.endpoint.aclose()
+            finishes = self.outcome.finishes
+            finishes[hosted.incarnation] = finish
+            if not finish.again or hosted.name in self.program.listeners or self.asked:
+                self._ended(hosted, finish)
+                return
+            finishes[hosted.incarnation] = Finish("left", finish.reason)
+            hosted = await self._next(hosted, context)
+            await trio.sleep(RETURN_S)
+            if hosted.is_asked:  # Meanwhile the program has ended.
+                await hosted.endpoint.aclose()
+                finishes[hosted.incarnation] = Finish("stopped", "the program has ended")
+                return
+
+    async def _next(self, former: HostedActor, context: object) -> HostedActor:
+        """An actor's next incarnation."""
+        name, incarnation = former.name, f"{former.name}.{number_of(former.incarnation) + 1}"
+        endpoint = new_endpoint(context, self._keys.get(name))
+        hosted = self._host(incarnation, endpoint)
+        if former.finish is not None:
+            hosted.note(COMES_BACK, {"reason": former.finish.reason})
+        for other in self.program.dials(name):
+            await dial(endpoint, other, self.addresses[other], incarnation)
+        return hosted
 
     async def _connected(
         self, context: object, wanted: Mapping[str, str]
@@ -160,6 +209,10 @@ class Cluster(Generic[P]):
         lead = next((name for name in running if actor_of(name) == program.lead), None)
         if lead is not None and program.is_over([actor_of(name) for name in running]):
             self._hosted[lead].request_stop("no learner is left")
+
+
+def _nothing(_: HostedActor) -> None:
+    """Begin nothing beside an actor."""
 
 
 @contextmanager

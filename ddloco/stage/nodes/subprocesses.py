@@ -16,13 +16,14 @@ from typing import Any, Generic
 
 import trio
 
+from clocks import MonotonicTime
 from ddloco.stage.actors.effects import Finish, Status
 from ddloco.stage.files.addresses import FILE
 from ddloco.stage.files.run_folder import LOG_FILE, TAPES, address_file
 from ddloco.stage.nodes.exit_codes import AGAIN
 from ddloco.stage.nodes.fault_injector import FaultInjector, joiners, live_schedule, relayed
 from ddloco.stage.nodes.incarnation_registrar import newest_on_tape
-from ddloco.stage.nodes.single_process import ANY_PORT, Outcome, P
+from ddloco.stage.nodes.single_process import ANY_PORT, COMES_BACK, RETURN_S, Outcome, P
 from ddloco.stage.nodes.tcp_proxy import Bundle
 from ddloco.stage.process.log import ActorLog
 from ddloco.stage.process.log_tail import LogTail
@@ -55,6 +56,8 @@ class Child:
     ended: trio.Event = field(default_factory=trio.Event)
     doomed: bool = False
     """Whether it was ended on purpose: by a fault, or because the job is over."""
+    asked: bool = False
+    """Whether it was asked to leave."""
 
     def send(self, number: signal.Signals) -> None:
         """Signal the actor and its worker."""
@@ -71,6 +74,7 @@ class Child:
 
     def ask_to_leave(self) -> None:
         """Ask the actor to leave."""
+        self.asked = True
         with suppress(ProcessLookupError):
             self.process.terminate()
 
@@ -239,7 +243,18 @@ class Processes(Generic[P]):
         finish = Finish(status, reason if status != "done" else "done")
         if name not in self.outcome.failures:  # A later incarnation does not undo a failure.
             self.outcome.finishes[name] = finish
+        if code == AGAIN and not child.asked and not self._ending and name not in self._listeners:
+            await self._bring_again(name, reason)
+            return
         self._react(name, finish)
+
+    async def _bring_again(self, name: str, reason: str) -> None:
+        """Start an actor that has failed as its next incarnation, as engines do."""
+        with closing(ActorLog(self.folder / LOG_FILE, f"{name}.0", MonotonicTime().began)) as log:
+            log.observe(COMES_BACK, 0.0, 0, {"reason": reason})
+        self.awaited.add(name)
+        await trio.sleep(RETURN_S)
+        await self.bring(name)
 
     def _react(self, name: str, finish: Finish) -> None:
         """React to an actor's end: where it ends the program, all others are ended."""

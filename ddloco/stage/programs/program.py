@@ -357,8 +357,9 @@ class LoadedProgram(Runnable):
         del running
         return False
 
-    def failure(self, error: BaseException) -> Finish:
+    def failure(self, error: BaseException, incarnation: str) -> Finish:
         """Mostly an error of user code."""
+        del incarnation
         if isinstance(error, TapeError):
             return Finish("failed", str(error))
         said = f"{in_one_line(error)} ({raised_at(error)})"

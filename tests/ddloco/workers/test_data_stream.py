@@ -176,3 +176,79 @@ def test_a_large_position_stays_at_home(size, kept):
     assert ([7, 9], kept) == (counts, position == bytes(size))
     assert len(travelling(cursor)) <= CURSOR_BYTES_MAX
     assert b"" == travelling(b"")
+
+
+class Flaky(Documents):
+    """A stream that raises a number of times where it stands, after it has moved on."""
+
+    def __init__(self, times, error=None):
+        super().__init__()
+        self.times, self.error = times, error or ConnectionError("away")
+
+    def next(self):
+        batch = super().next()
+        if self.times:
+            self.times -= 1
+            raise self.error
+        return batch
+
+
+@pytest.fixture
+def slept(monkeypatch):
+    """The pauses between tries, which are not made."""
+    found = []
+    monkeypatch.setattr(data_stream.time, "sleep", found.append)
+    return found
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_stream_that_raises_is_tried_again(slept, ahead):
+    """From where it stood, with growing pauses, each of which is told."""
+    told = []
+    stream = DataStream("t", Flaky(3), deepcopy, lambda event, fields: told.append((event, fields)))
+    if ahead:
+        stream.draw_ahead()
+    assert (0, 0) == stream.next(60.0)
+    assert (0, 1) == stream.next(60.0)
+    assert [0.5, 1.0, 2.0] == slept
+    assert ["data failed"] * 3 + ["data again"] == [event for event, _ in told]
+    assert {"level": "warning", "reason": "ConnectionError: away", "again_s": 0.5} == told[0][1]
+
+
+@pytest.mark.parametrize(
+    ("retry_s", "error", "pauses"),
+    [
+        (0.0, ConnectionError("away"), []),
+        (2.0, ConnectionError("away"), [0.5, 1.0, 0.5]),
+        (100.0, ConnectionError("away"), [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 8.5]),
+        (60.0, StopIteration(), []),
+    ],
+)
+def test_it_is_tried_for_so_long(slept, retry_s, error, pauses):
+    """Then its last exception is raised; a stream that is at its end is not tried again."""
+    stream = DataStream("t", Flaky(99, error), deepcopy)
+    with pytest.raises(type(error)):
+        stream.next(retry_s)
+    assert pauses == slept
+
+
+def test_a_generator_that_has_raised_is_at_its_end(slept):
+    """What it raised is what is told, not that it has nothing more."""
+
+    def batches():
+        yield 1
+        raise ConnectionError("away")
+
+    class Generated(Nowhere):
+        def __init__(self):
+            super().__init__()
+            self.batches = batches()
+
+        def next(self):
+            return next(self.batches)
+
+    stream = DataStream("t", Generated(), deepcopy)
+    assert 1 == stream.next(60.0)
+    with pytest.raises(ConnectionError):
+        stream.next(60.0)
+    assert [0.5] == slept

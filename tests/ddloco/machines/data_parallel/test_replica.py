@@ -6,7 +6,7 @@ from ddloco.job.config import job_from
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Roster, Stop
 from ddloco.job.protocol.time_spent import TimeSpent
-from ddloco.job.protocol.timers import ProbeDue
+from ddloco.job.protocol.timers import STOP_S_MAX, LeaveDeadline, ProbeDue
 from ddloco.job.protocol.work import Differentiate, StepFinished
 from ddloco.machines.data_parallel.replica import Replica
 from ddloco.stage.actors.effects import Finish, Observe
@@ -25,6 +25,7 @@ from transport import (
     PeerRefused,
     Retire,
     Send,
+    SetTimer,
     TimerFired,
 )
 
@@ -139,9 +140,17 @@ def test_a_later_loss_that_is_no_number_is_sent(replica):
 def test_it_finishes_what_it_computes(replica, stop):
     """Then it says goodbye; one that waits does so at once."""
     replica.handle(1.0, parameters(0))
-    assert [] == replica.handle(1.2, stop)
+    assert [SetTimer(LeaveDeadline(), 1.2 + STOP_S_MAX)] == replica.handle(1.2, stop)
     *_, hangup, finish, _ = replica.handle(2.0, done(1))
     assert (Hangup(SYNCER, "enough"), Finish("done", "enough")) == (hangup, finish)
+
+
+def test_it_does_not_wait_for_a_gradient_that_hangs(replica):
+    """The job is over."""
+    replica.handle(1.0, parameters(0))
+    replica.handle(1.2, StopRequested("enough"))
+    effects = replica.handle(9.0, TimerFired(LeaveDeadline()))
+    assert [Hangup(SYNCER, "enough"), Finish("done", "enough")] == effects
 
 
 def test_one_that_waits_leaves_at_once(replica):
@@ -156,6 +165,7 @@ def test_one_that_waits_leaves_at_once(replica):
         (PeerRefused(SYNCER, "protocol differs"), "bad-input"),
         (WorkFailed(1, "task", "no such file"), "bad-input"),
         (WorkFailed(1, "worker", "killed"), "failed"),
+        (WorkFailed(1, "later", "away"), "failed"),
     ],
 )
 def test_what_ends_it(replica, event, status):

@@ -22,7 +22,7 @@ from ddloco.job.protocol.messages import (
     StateWanted,
     Stop,
 )
-from ddloco.job.protocol.timers import LeaveDeadline, RelayLook
+from ddloco.job.protocol.timers import STOP_S_MAX, LeaveDeadline, RelayLook
 from ddloco.job.protocol.work import (
     CopyState,
     EncodeFragment,
@@ -481,10 +481,17 @@ def test_a_later_loss_that_is_no_number_is_only_seen(training):
 def test_stop_finishes_the_step_at_hand(training, how):
     """A stop, from the syncer or from outside, lets the running step end, then it leaves."""
     stop = training.say(Stop(9, "over")) if how == "said" else training.tell(StopRequested("over"))
-    assert [] == stop
+    assert [SetTimer(LeaveDeadline(), training.at + STOP_S_MAX)] == stop
     effects = training.finish_step()
     assert [Hangup("syncer", "over"), Finish("done", "over")] == of(Hangup | Finish, effects)
     assert [] == of(RunStep | Send, effects)
+
+
+def test_a_stop_does_not_wait_for_a_step_that_hangs(training):
+    """Nobody needs what it brings."""
+    training.tell(StopRequested("over"))
+    effects = training.tell(TimerFired(LeaveDeadline()), after_s=STOP_S_MAX)
+    assert [Hangup("syncer", "over"), Finish("done", "over")] == of(Hangup | Finish, effects)
 
 
 def test_who_goes_on_from_a_snapshot_does_not_leave(training):
@@ -506,13 +513,25 @@ def test_stop_before_the_first_step_leaves_at_once(harness):
     [
         (WorkFailed(1, "task", "it raised"), "bad-input"),
         (WorkFailed(1, "worker", "it died"), "failed"),
+        (WorkFailed(1, "later", "it raised"), "failed"),
         (PeerRefused("syncer", "job differs"), "bad-input"),
     ],
 )
 def test_failures_end_it_with_whose_fault_it_is(training, event, status):
-    """Failed work and a refusal end the learner, and say whose fault it is."""
+    """Failed work and a refusal end the learner, and say whose fault it is. What may pass is named
+    with its place in the data, and it comes back from that."""
     (finish,) = of(Finish, training.tell(event))
     assert status == finish.status
+    assert finish.again == (status == "failed")
+    assert finish.again == finish.reason.endswith(", at batch 3")
+
+
+def test_batches_without_tokens_are_counted(training):
+    """The first is said, and then every doubling."""
+    said = [of(Observe, training.finish_step(tokens=0)) for _ in range(5)]
+    told = [[o.fields["batches"] for o in each if o.event == "no tokens"] for each in said]
+    assert [[1], [2], [], [4], []] == told
+    assert 5 == training.machine.empty
 
 
 def test_arrays_are_balanced(training):

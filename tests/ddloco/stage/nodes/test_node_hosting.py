@@ -11,7 +11,7 @@ from ddloco.stage.actors.events import Begun, StopRequested
 from ddloco.stage.actors.messages import ActorBody
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.files.settings import SnapshotTable, TapeTable
-from ddloco.stage.nodes.node import HostedActor, OpenedActor, recorder_for, run_together
+from ddloco.stage.nodes.node import HostedActor, OpenedActor, recorder_for
 from replay import Recorder, open_tapes
 from tests.transport.memory import MemoryFabric
 
@@ -50,7 +50,7 @@ class Alone:
         )  # fmt: skip
         self.closed = hosted.finish is not None
 
-    def failure(self, error):
+    def failure(self, error, incarnation):
         return Finish("failed", f"{type(error).__name__}: {error}")
 
     def advised(self, finish, traceback):
@@ -87,21 +87,10 @@ async def test_an_actor_leaves_while_it_is_prepared(host, autojump_clock):
     assert actor.driver is None
 
 
-async def test_an_exception_ends_one_actor_only(host, autojump_clock):
-    """The host is told of each end, and asks the other to stop."""
-    actors = [host("a.1", raises=True), host("b.1")]
-    finishes = {}
-
-    def ended(actor, finish):
-        if finish.status == "failed":
-            actors[1].request_stop(f"{actor.incarnation} {finish.reason}")
-
+async def test_an_exception_ends_the_actor(host, autojump_clock):
+    """Its program says how."""
     with trio.fail_after(60):
-        await run_together(actors, finishes, ended)
-    assert finishes == {
-        "a.1": Finish("failed", "ValueError: a bug"),
-        "b.1": Finish("stopped", "a.1 ValueError: a bug"),
-    }
+        assert await host("a.1", raises=True).run() == Finish("failed", "ValueError: a bug")
 
 
 def test_a_tape_without_a_snapshot_begins_with_the_first_event(tmp_path):

@@ -1,0 +1,84 @@
+"""Data as users have them: of many sizes, without tokens, away for a moment, damaged, hanging."""
+
+import pytest
+
+DAMAGED = "ValueError: record 12 is damaged (broken.py:15)"
+METHODS = ["decoupled-diloco", "data-parallel"]
+
+
+def test_sequences_that_grow(situation):
+    """What all learners do together is no outlier, and who grows first is believed soon."""
+    growing = situation("growing")
+    assert growing.run() == 0, growing.said
+    assert growing.logged("merge")[-1]["t"] == 80
+    assert growing.logged("disregarded") == []
+    assert "identical" in growing.replay()
+
+
+def test_batches_of_many_sizes(situation):
+    """Of those that the job file asks for, none is an outlier."""
+    sized = situation("sized")
+    assert sized.run(table="[learner.learner-0]\nbatch = 64\n") == 0, sized.said
+    assert [each["reason"] for each in sized.logged("refused") if "tokens" in each["reason"]] == []
+    assert any("learner-0.1" in each["learners"] for each in sized.logged("merge"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_without_tokens(situation, method):
+    """It has no weight and is counted, and the job goes on."""
+    masked = situation("masked")
+    assert masked.run(steps=40, method=method) == 0, masked.said
+    assert masked.logged("result")[0]["status"] == "done"
+    assert "identical" in masked.replay()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_store_that_is_away_for_a_moment(situation, method):
+    """The same batch is drawn again, which is said; nobody ends."""
+    away = situation("away")
+    assert away.run("--set=task.who=[0, 1, 2]", steps=40, method=method) == 0, away.said
+    assert {each["actor"] for each in away.logged("data again")} == {
+        "learner-0",
+        "learner-1",
+        "learner-2",
+    }
+    assert "learner-1: its data stream is tried again in 0.5 s: ConnectionError" in away.said
+    assert away.logged("comes back") == []
+    assert "identical" in away.replay()
+
+
+@pytest.mark.parametrize("form", [(), ("--processes",)], ids=["one process", "processes"])
+def test_a_record_that_is_damaged(situation, form):
+    """That learner comes back twice, ends for good with its reason, and the others train on."""
+    broken = situation("broken")
+    assert broken.run("--set=worker.retry_s=0", *form, steps=60) == 0, broken.said
+    assert [each["actor"] for each in broken.logged("comes back")] == ["learner-1"] * 2
+    assert f"{DAMAGED}, at batch 13; 3 incarnations in a row" in broken.said
+    assert broken.logged("merge")[-1]["t"] == 60
+    assert "identical" in broken.replay()
+
+
+def test_before_the_first_good_step_the_user_must_change_something(situation):
+    """The command ends with 2 and the user's line."""
+    broken = situation("broken")
+    assert broken.run("--set=task.at=0") == 2, broken.said
+    assert DAMAGED in broken.ended.stderr.splitlines()[-1]
+
+
+def test_when_nobody_is_left_what_was_merged_is_saved(situation):
+    """The job has failed, and its model and tapes are there."""
+    broken = situation("broken")
+    more = "--set=worker.retry_s=0", "--set=task.who=[0, 1, 2]", "--set=task.at=30"
+    assert broken.run(*more) == 1, broken.said
+    assert broken.model
+    assert "no learner is left" in broken.ended.stderr.splitlines()[-1]
+    assert "identical" in broken.replay()
+
+
+@pytest.mark.parametrize("method", ["decoupled-diloco"])
+def test_a_stream_that_hangs(situation, method):
+    """The job does not wait for it."""
+    stuck = situation("stuck")
+    assert stuck.run(steps=40, method=method) == 0, stuck.said
+    assert stuck.model
+    assert "identical" in stuck.replay()
