@@ -213,10 +213,10 @@ def vocabulary() -> Vocabulary:
 
 
 class Wordless(Regression):
-    """Its batches train on nothing."""
+    """Its batches have a number of tokens that cannot be."""
 
     def tokens(self, batch: Any) -> int:
-        return 0
+        return -1
 
 
 class Raising(Regression):
@@ -237,7 +237,7 @@ class Raising(Regression):
 
 
 def wordless() -> Wordless:
-    """With zero tokens."""
+    """With fewer than no tokens."""
     return Wordless()
 
 

@@ -14,7 +14,7 @@ from clocks import actor_of
 from ddloco.job.config import Job
 from ddloco.job.job_folder import check_place
 from ddloco.job.keys import keys_of
-from ddloco.monitoring.live_display import show_live
+from ddloco.monitoring.live_display import Board, show_live
 from ddloco.monitoring.log_metrics import track_run
 from ddloco.monitoring.metrics import Sink
 from ddloco.monitoring.trackers import close_all, open_trackers
@@ -152,11 +152,13 @@ class JobEnd:
         cluster: its actors.
         outcome: how each of them ended.
         result: what the syncer logged of the final model; None without one.
+        idle: learners that have finished no step.
     """
 
     cluster: JobActors
     outcome: Outcome
     result: dict[str, Any] | None
+    idle: Sequence[str] = ()
 
     @property
     def left(self) -> bool:
@@ -192,11 +194,11 @@ async def run_job(
     """Run a job to its end, with its live display on ``console``, and ``beside`` for as long, such
     as waiting for signals; draws its losses and closes ``sinks`` at the end."""
     done = trio.Event()
-    results: list[dict[str, Any] | None] = []
+    boards: list[Board] = []
 
     async def watch() -> None:
         board = await show_live(cluster.folder, cluster.program.job, console, done)
-        results.append(board.result)
+        boards.append(board)
         with suppress(OSError):  # A full disk costs the figure only.
             (cluster.folder / LOSS_FILE).write_text(board.losses())
 
@@ -212,4 +214,6 @@ async def run_job(
             outcome = await cluster.run()
             done.set()
         outer.cancel_scope.cancel()
-    return JobEnd(cluster, outcome, results[0])
+    [board] = boards
+    idle = [name for name, view in board.learners.items() if not view.step]
+    return JobEnd(cluster, outcome, board.result, idle)

@@ -139,6 +139,8 @@ def _conclude(ended: JobEnd, say: Callable[[str], None]) -> int:
         say(ended.cluster.chaos.summary())
     for name, reason in ended.outcome.failures.items():
         say(f"{name} failed: {reason}")
+    for name in ended.idle if ended.result is not None else ():
+        say(f"{name} has finished no step")
     if ended.result is not None:
         _conclude_with(ended.cluster.folder, ended.result, say)
     return complain(ended.problem, FOUND) if ended.problem is not None else HELD

@@ -413,9 +413,10 @@ class Worker(Section, frozen=True):
             two requests does a learner copy and install fragments. 0 asks for each step by itself.
             With ``sync.blocking`` or ``job.shards`` it makes no difference.
         retry_s: how long, in seconds, a learner that has trained before tries again to draw a batch
-            when the task's stream raises, with growing pauses. Then it ends with exit code 75 and
-            comes back; after three incarnations in a row with the same error at the same batch it
-            does not, and the others go on. 0 does not try again.
+            when the task's stream raises, with growing pauses; not after a ValueError, KeyError or
+            their like, which say that the code or the data are wrong. Then it ends with exit code
+            75 and comes back; after three incarnations in a row with the same error at the same
+            batch it does not, and the others go on. 0 does not try again.
     """
 
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1

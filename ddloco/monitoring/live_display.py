@@ -26,6 +26,9 @@ REFRESH_S = 0.25
 PLAIN_LINE_S = 5.0
 """Seconds between two plain lines: a dozen per minute."""
 
+SAME_LINE_S = 60.0
+"""Seconds until a line that says nothing new is printed again."""
+
 LOSSES_SHOWN = 20
 """A learner's displayed loss is the mean over this many steps, since single batches vary."""
 
@@ -107,6 +110,8 @@ class Board:
     result: dict[str, Any] | None = None
     reached: int = 0
     """The highest global step of a merge."""
+    evaluating: bool = False
+    """Whether the final model is being evaluated, which may take long."""
     standstill: str = ""
     """What the job waits for, if nothing has been merged for too long."""
 
@@ -132,7 +137,7 @@ class Board:
                 self.fragments[line["fragment"]] = line["t"]
                 self.reached = max(self.reached, line["t"])
             case "result":
-                self.result = line
+                self.result, self.evaluating = line, False
             case "joined":
                 self._state(line["learner"], "linked")
             case "lost":
@@ -145,6 +150,11 @@ class Board:
                     f"{line['learner']}: {line['in_row']} contributions in a row refused, "
                     f"{line['merged']} merged; the last: {line['reason']}"
                 )
+            case "evaluating":
+                self.evaluating = True
+            case "worker busy":
+                said = f"its worker has been in {line['call']} for {line['for_s']:.0f} s"
+                self._warn(f"{line['actor']}: {said}")
             case "data failed":
                 when = f"is tried again in {line['again_s']:.3g} s"
                 self._warn(f"{line['actor']}: its data stream {when}: {line['reason']}")
@@ -197,9 +207,10 @@ class Board:
     def progress(self) -> str:
         """How far the job is."""
         done, whole, unit = self.stage()
+        more = ", evaluates the final model" * self.evaluating
         if self.job.job.tokens is None:
-            return f"{unit} {done}/{whole}" + ", last merges" * (self.t > whole)
-        return f"global step {self.t}  {done:,}/{whole:,} {unit}"
+            return f"{unit} {done}/{whole}" + ", last merges" * (self.t > whole) + more
+        return f"global step {self.t}  {done:,}/{whole:,} {unit}{more}"
 
     def stage(self) -> tuple[int, int, str]:
         """How far the job is, when it is done, and in which unit."""
@@ -278,6 +289,7 @@ async def show_live(folder: Path, job: Job, console: Console, done: trio.Event) 
 
 
 async def _show_lines(board: Board, tail: LogTail, console: Console, done: trio.Event) -> Board:
+    shown, said_at = "", -SAME_LINE_S
     while True:
         with trio.move_on_after(PLAIN_LINE_S):
             await done.wait()
@@ -287,7 +299,10 @@ async def _show_lines(board: Board, tail: LogTail, console: Console, done: trio.
         for said in board.news:
             console.print(said, soft_wrap=True, highlight=False, markup=False)
         board.news.clear()
-        console.print(board.line(), soft_wrap=True, highlight=False)
+        line, now = board.line(), trio.current_time()
+        if line != shown or now - said_at >= SAME_LINE_S:
+            console.print(line, soft_wrap=True, highlight=False)
+            shown, said_at = line, now
         if last:
             return board
 

@@ -17,7 +17,7 @@ import trio
 from clocks import number_of
 from ddloco.job.config import DATA_PARALLEL, Job
 from ddloco.job.keys import curve_of
-from ddloco.job.protocol.events import Happened, OwnState, Started
+from ddloco.job.protocol.events import Happened, OwnState, Started, WorkerBusy
 from ddloco.job.protocol.messages import JobBody
 from ddloco.job.protocol.tape_facts import SEMANTICS, TASK
 from ddloco.job.protocol.validation import admission
@@ -45,6 +45,7 @@ from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.errors import raised_at, said_of
 from ddloco.stage.tapes.side_channel import SideChannel
 from ddloco.workers import rpc
+from ddloco.workers.call_watch import WORKER_BUSY
 from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fork_protocol import Rank
 from ddloco.workers.fragment_store import FragmentFolder
@@ -278,7 +279,7 @@ class JobProgram(Runnable):
             async with opened as process:
                 arrays = ArrayTable(arena)
                 process.show_trace = partial(_show_trace, process.show_trace, hosted)
-                process.note = hosted.note
+                process.note = partial(_heard, hosted)
                 keep = await trio.to_thread.run_sync(self._open_keep, hosted)
                 executor = WorkExecutor(
                     self.job,
@@ -419,6 +420,12 @@ def _show_trace(
         path.parent.mkdir(exist_ok=True)
         path.write_text(failed.full)
         hosted.traceback = path
+
+
+def _heard(hosted: HostedActor, event: str, fields: dict[str, Any]) -> None:
+    """Log what a worker tells; the actor itself hears which call takes long, and tells others."""
+    if event != WORKER_BUSY or not hosted.tell(WorkerBusy(**fields)):
+        hosted.note(event, fields)
 
 
 def slowed(executor: WorkExecutor, factor: float) -> Executor:

@@ -24,6 +24,12 @@ RETRY_S = 0.5
 RETRY_S_MAX = 30.0
 """Seconds until a batch that could not be drawn is tried again: doubled each time, up to this."""
 
+FINAL = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
+    *(StopIteration, TypeError, ValueError),
+)
+"""Exceptions after which a stream is not tried again: no store that is away raises them."""
+
 DATA_FAILED, DATA_AGAIN = "data failed", "data again"
 """Log events of a stream that raised, and that brought the batch later."""
 
@@ -117,13 +123,14 @@ class DataStream:
         """Draw a batch again with growing pauses, as often as ``retry_s`` seconds allow. A stream
         that can be restored goes back to its position first, which it may have left.
 
-        A stream at its end is not tried again, nor one that is at its end because it has raised.
+        A stream at its end is not tried again, even if it is there because it has raised, nor
+        one whose exception says that the code or the data are wrong.
 
         Raises:
             Exception: what it has raised, if it brings no batch.
         """
         pause_s = RETRY_S
-        while not isinstance(error, StopIteration) and retry_s > 0.0:
+        while not isinstance(error, FINAL) and retry_s > 0.0:
             pause_s = min(pause_s, retry_s)
             reason = f"{type(error).__name__}: {error}"
             self._tell(DATA_FAILED, {"level": "warning", "reason": reason, "again_s": pause_s})

@@ -5,7 +5,8 @@ server for its workers, so that this second is spent once, and keeps it for the 
 is run as ``python -m ddloco.workers.fork_server SOCKET``. Each message on the socket asks for one
 worker: a ``Fork``, with descriptors. Another socket reports the worker's process id and how it
 ended; when the actor closes or shuts down its end of that one, the worker is killed. Workers do not
-outlive the server, and the server does not outlive the process that started it.
+outlive the server, and the server does not outlive the process that started it. What a worker has
+started, such as the processes of a data loader, ends with it.
 
 A fork is safe here because no JAX backend has been opened yet: the only threads are those of
 numpy's OpenBLAS, which stops them before a fork and starts them again when they are needed.
@@ -19,10 +20,12 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import setproctitle
 
@@ -45,6 +48,17 @@ XLA_HEAD = re.compile(r"^[IWEF][0-9]{4} [0-9:.]+ +[0-9]+ [\w./]+:[0-9]+\] ")
 
 PR_SET_PDEATHSIG = 1
 """See prctl(2): the signal that a process gets when its parent has ended."""
+
+PR_SET_CHILD_SUBREAPER = 36
+"""See prctl(2): a process whose descendants become its children when their parents have ended. The
+server and its workers are such ones: so the server has what a worker leaves behind, and a worker
+that lives keeps what it has started."""
+
+ORPHANS_S = 0.5
+"""How long, in seconds, what a worker has left behind may take to end by itself: it may have files
+to remove."""
+
+ORPHANS_LOOK_S = 0.02
 
 
 @dataclass
@@ -80,6 +94,8 @@ class ForkServer:
         self._request = control, FORK_BYTES_MAX, FORK_FDS_MAX
         self._children: dict[int, _Child] = {}
         """Those that run, by process id."""
+        self._reaps = False
+        """Whether what workers leave behind is this process's to end."""
         self._woken, self._waker = socket.socketpair()
         for each in (self._woken, self._waker):
             each.setblocking(False)
@@ -88,6 +104,11 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         for each in (control, self._woken):
             self._selector.register(each, selectors.EVENT_READ)
+
+    def become_reaper(self) -> None:
+        """Have what workers leave behind become children of this process, which has no others."""
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._reaps = True
 
     def serve(self) -> tuple[Fork, list[int]] | None:
         """Serve until the control socket closes, then kill the workers that are left.
@@ -104,8 +125,7 @@ class ForkServer:
                 else:
                     message, fds, _, _ = socket.recv_fds(*self._request)
                     if not message:
-                        for pid in self._children:
-                            self._kill(pid)
+                        self._end()
                         return None
                     if self._fork(fds):
                         return decode_fork(message), fds
@@ -141,7 +161,9 @@ class ForkServer:
 
     def _become_worker(self, parent: int) -> None:
         """Leave nothing of the server in a new worker."""
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl = ctypes.CDLL(None).prctl
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
         if os.getppid() != parent:
             os._exit(1)
         signal.set_wakeup_fd(-1)
@@ -176,8 +198,37 @@ class ForkServer:
                 child = self._children.pop(pid)
                 self._forget(child.status)
                 said = said_before_end(child)
+                self._end_orphans()
                 _tell(child.status, Ended(os.waitstatus_to_exitcode(status), said))
                 child.close()
+
+    def _end(self) -> None:
+        """Kill all workers, and end what they leave behind."""
+        for pid in list(self._children):
+            self._kill(pid)
+            os.waitpid(pid, 0)
+            del self._children[pid]
+        self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """End the processes that workers have left behind, and wait for them."""
+        deadline = time.monotonic() + ORPHANS_S
+        while self._reaps and (orphans := self._orphans()):
+            over = time.monotonic() >= deadline
+            for pid in orphans:
+                if over:
+                    os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0 if over else os.WNOHANG)
+            if not over:
+                time.sleep(ORPHANS_LOOK_S)
+
+    def _orphans(self) -> list[int]:
+        """The children of this process that are no workers."""
+        found: list[int] = []
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(OSError):  # A thread that has ended, or a kernel that does not tell.
+                found += map(int, (task / "children").read_text().split())
+        return [pid for pid in found if pid not in self._children]
 
 
 def _tell(link: socket.socket, news: News) -> None:
@@ -225,7 +276,9 @@ def serve_forks() -> None:
     setproctitle.setproctitle("ddloco fork server")
     gc.collect()
     gc.freeze()  # So that workers need not copy what they only share.
-    forked = ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve()
+    server = ForkServer(socket.socket(fileno=int(sys.argv[1])))
+    server.become_reaper()
+    forked = server.serve()
     if forked is not None:
         run_worker(*forked)
     os._exit(0)

@@ -75,11 +75,11 @@ def fulfilled(trainer: Trainer, request: rpc.Request) -> rpc.Answer:
         return replace(failed, kind="later") if trainer.was_sound(request) else failed
 
 
-def serve(link: socket.socket, trainer: Trainer) -> None:
+def serve(own: "OwnProcess", trainer: Trainer) -> None:
     """Answer requests until the actor closes the socket."""
-    requests = rpc.RequestReader(link)
+    requests = rpc.RequestReader(own.link)
     while (request := requests.next()) is not None:
-        link.sendall(rpc.framed(fulfilled(trainer, request)))
+        own.send(fulfilled(trainer, request))
 
 
 def serve_as_first(own: "OwnProcess", trainer: Trainer, group: Group) -> None:
@@ -110,7 +110,7 @@ def serve_as_other(trainer: Trainer, group: Group) -> int:
 
 
 class OwnProcess:
-    """This process, as one of several of a learner.
+    """This process, as its actor knows it; it may be one of several of a learner.
 
     Args:
         link: to the actor.
@@ -127,7 +127,7 @@ class OwnProcess:
         self.send(rpc.Told(event, fields))
 
     def send(self, answer: rpc.Answer) -> None:
-        """Send the actor an answer."""
+        """Send the actor an answer, unless it has ended: then it is not needed."""
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.link.sendall(rpc.framed(answer))
 
@@ -182,9 +182,7 @@ def serve_requests(fork: Fork, link: socket.socket, shared: Sequence[int], sayin
     view = ArenaView(shared)
     # A debugger is to open in a step, not before there is one.
     trainer = Trainer(view, compiles_ahead=not fork.turns, saying=saying, tell=own.tell)
-    # If the actor has ended, the answer is not needed.
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        serve(link, trainer)
+    serve(own, trainer)
     return HELD
 
 

@@ -27,6 +27,7 @@ from ddloco.job.protocol.state_layout import Moments
 from ddloco.job.protocol.work import FromShard, OneStep
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView
 from ddloco.workers import rpc
+from ddloco.workers.call_watch import CallWatch
 from ddloco.workers.data_stream import DataStream, ShardStream, pack_cursor, unpack_cursor
 from ddloco.workers.devices import (
     device_fingerprint,
@@ -55,6 +56,18 @@ from transport import DTYPES, Bytes, Pieces, aligned
 
 STEP_MAX = 2**31 - 1
 """The largest global step that fits JAX's integers."""
+
+
+DOES: dict[type, str] = {
+    rpc.Prepare: "the task's module, its function, or batches()",
+    rpc.Fill: "init()",
+    rpc.CompileAhead: "next()",
+    rpc.Train: "a step",
+    rpc.ComputeGradient: "a gradient",
+    rpc.Update: "the optimizer",
+    rpc.Score: "evaluate()",
+}
+"""What a request makes the worker do, for people who wait for it."""
 
 
 class CorruptionError(Exception):
@@ -119,6 +132,7 @@ class Trainer:
         self._group = group
         self._tell = tell
         """Writes an event with its fields to the actor's log."""
+        self._watch = CallWatch(tell)
         self._saying = saying
         """Where standard error goes while the devices are opened; see ``open_devices``."""
         self._compiles_ahead = compiles_ahead
@@ -171,6 +185,10 @@ class Trainer:
 
     def answer(self, request: rpc.Request) -> rpc.Answer:
         """Fulfil one request."""
+        with self._watch.during(DOES.get(type(request), "a copy")):
+            return self._answer(request)
+
+    def _answer(self, request: rpc.Request) -> rpc.Answer:
         match request:
             case rpc.Prepare():
                 return self._prepare(request)
@@ -432,7 +450,8 @@ class Trainer:
     def _drawn(self, t: Any, retry_s: float) -> "StepUnderWay":
         """Draw the batch of the next step. Global step ``t`` is for schedules."""
         asked_at = time.monotonic()
-        batch, number = self._draw(retry_s)
+        with self._watch.during("next()"):
+            batch, number = self._draw(retry_s)
         data_s = time.monotonic() - asked_at
         given = Given(self._placement.batch(batch), number, t, self._frozen)
         return StepUnderWay(given, batch, batch_digest(batch), data_s)
@@ -457,9 +476,10 @@ class Trainer:
         """Begin to compute a step. The call returns when it has been compiled, before it is
         computed; the first one is waited for, and what follows is compiled then."""
         step.begun_at, programs = time.monotonic(), self._programs()
-        self._params, self._opt_state, self._state, step.loss, step.metrics = self._update(
-            self._params, self._opt_state, self._state, step.given
-        )
+        with self._watch.during("compiling the first step" if first else "a step"):
+            self._params, self._opt_state, self._state, step.loss, step.metrics = self._update(
+                self._params, self._opt_state, self._state, step.given
+            )
         if not first and self._programs() > programs:
             step.compiling_s = time.monotonic() - step.begun_at
             step.begun_at += step.compiling_s
@@ -480,7 +500,8 @@ class Trainer:
         last, drawing_at = steps[-1], time.monotonic()
         coming = self._turn if data is None else data.held[1 % len(data.held)]
         if coming in self._streams:
-            self._streams[coming].data.draw_ahead()
+            with self._watch.during("next()"):
+                self._streams[coming].data.draw_ahead()
         drawn_at = time.monotonic()
         if last.loss.is_ready():
             begun_at = max(drawing_at, last.begun_at + self._device_s)

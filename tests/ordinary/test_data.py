@@ -1,5 +1,7 @@
 """Data as users have them: of many sizes, without tokens, away for a moment, damaged, hanging."""
 
+import subprocess
+
 import pytest
 
 DAMAGED = "ValueError: record 12 is damaged (broken.py:15)"
@@ -10,7 +12,7 @@ def test_sequences_that_grow(situation):
     """What all learners do together is no outlier, and who grows first is believed soon."""
     growing = situation("growing")
     assert growing.run() == 0, growing.said
-    assert growing.logged("merge")[-1]["t"] == 80
+    assert max(each["t"] for each in growing.logged("merge")) == 80
     assert growing.logged("disregarded") == []
     assert "identical" in growing.replay()
 
@@ -54,7 +56,7 @@ def test_a_record_that_is_damaged(situation, form):
     assert broken.run("--set=worker.retry_s=0", *form, steps=60) == 0, broken.said
     assert [each["actor"] for each in broken.logged("comes back")] == ["learner-1"] * 2
     assert f"{DAMAGED}, at batch 13; 3 incarnations in a row" in broken.said
-    assert broken.logged("merge")[-1]["t"] == 60
+    assert max(each["t"] for each in broken.logged("merge")) == 60
     assert "identical" in broken.replay()
 
 
@@ -82,3 +84,22 @@ def test_a_stream_that_hangs(situation, method):
     assert stuck.run(steps=40, method=method) == 0, stuck.said
     assert stuck.model
     assert "identical" in stuck.replay()
+
+
+def test_a_loader_with_processes_of_its_own(situation):
+    """They end with the job, also those that their own parents have left behind."""
+    loader = situation("loader")
+    before = sleepers()
+    assert loader.run(steps=8) == 0, loader.said
+    assert len(list(loader.folder.glob("loader-*"))) == 3
+    assert sleepers() == before
+
+
+def sleepers():
+    """The processes that loaders have started."""
+    return set(here_and_now("pgrep", "-f", "import time; time.sleep.600").split())
+
+
+def here_and_now(*command):
+    """What a command prints."""
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout

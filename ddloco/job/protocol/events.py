@@ -37,7 +37,21 @@ class Started(Event, frozen=True):
     copies: bool = False
 
 
+class WorkerBusy(Event, frozen=True):
+    """The worker has been in one ``call`` for so many seconds, for example in ``next()``."""
+
+    call: str
+    for_s: float
+
+
 Happened = Union[
-    (HappensToAll, TimerFired[TimerOfAll | JobTimer], MessageArrived[JobBody], Started, *RESULTS)
+    (
+        HappensToAll,
+        TimerFired[TimerOfAll | JobTimer],
+        MessageArrived[JobBody],
+        Started,
+        WorkerBusy,
+        *RESULTS,
+    )
 ]
 """The union of the events on a job's tapes."""

@@ -109,6 +109,7 @@ class Progress(Body, frozen=True, omit_defaults=True):
         corrupt: how many of its steps had two results when they were run twice.
         position: with ``sync.blocking``, the global step that its parameters have come to.
         together: the steps that are done when it reports again.
+        busy: the call in which its worker has been for long; empty if there is none.
     """
 
     step: Count
@@ -128,6 +129,7 @@ class Progress(Body, frozen=True, omit_defaults=True):
     corrupt: Count = 0
     position: Count = 0
     together: Annotated[int, Meta(ge=1, le=TOGETHER_MAX)] = 1
+    busy: Reason = ""
 
     @property
     def report_s(self) -> float:

@@ -66,14 +66,17 @@ class MemberStatus(Struct, frozen=True):
     """With ``job.shards``, the data shards that it draws from."""
     corrupt: int = 0
     """How many of its steps had two results when they were run twice."""
+    busy: str = ""
+    """The call in which its worker has been for long, and for how long."""
 
     @property
     def state(self) -> str:
         """The state in words: silent, or whether its newest report is unused; how many newer
-        versions of fragments it lacks, which is normal for a step or two; and whether its machine
-        computes wrongly."""
+        versions of fragments it lacks, which is normal for a step or two; in which call its worker
+        has been for long; and whether its machine computes wrongly."""
         said = "silent" if self.silent else "fresh" if self.fresh else "reported"
         said += f", {self.versions_behind} behind" if self.versions_behind else ""
+        said += f", in {self.busy}" if self.busy else ""
         return f"{said}, {self.corrupt} steps corrupt" if self.corrupt else said
 
 

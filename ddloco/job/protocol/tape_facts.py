@@ -22,6 +22,7 @@ SEMANTICS: tuple[str, ...] = (
     *ACTOR_SEMANTICS,
     *("fresh-quorum", "pull-unmerged", "launch-steps", "recent-median", "bands", "numbers"),
     *("lost-pulls", "outer-state", "waits", "relays", "steps-together"),
+    *("refused-answers", "stops-in-steps"),
 )
 """The behaviours that a job's tapes name. Tapes that name others are not replayed."""
 

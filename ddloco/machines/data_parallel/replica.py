@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from ddloco.job.config import Job
-from ddloco.job.protocol.events import Started
+from ddloco.job.protocol.events import Started, WorkerBusy
 from ddloco.job.protocol.messages import (
     Contribution,
     GlobalFragment,
@@ -79,6 +79,7 @@ class Replica(OwnMachine):
         trained: the tokens that it has trained on.
         spent: how it spent its time.
         last: what its last step brought; None before the first.
+        busy: the call in which its worker has been for long, and for how long then.
     """
 
     job: Job
@@ -93,6 +94,7 @@ class Replica(OwnMachine):
     trained: int = 0
     spent: TimeSpent = TimeSpent()
     last: LastStep | None = None
+    busy: str = ""
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
@@ -117,6 +119,10 @@ class Replica(OwnMachine):
                 if kind == "task":
                     return self._finish("bad-input", reason)
                 return self._finish("failed", f"{reason}, at batch {self.drawn}", again=True)
+            case WorkerBusy(call, for_s):
+                self.busy = f"{call} for {for_s:.0f} s"
+                told = {"level": "warning", "call": call, "for_s": for_s}
+                return [self._report(), Observe("worker busy", told)]
             case StopRequested(reason):
                 return self._stop(at, reason)
             case TimerFired(LeaveDeadline()) if self.stopping is not None:
@@ -170,7 +176,7 @@ class Replica(OwnMachine):
     def _finished(self, at: float, event: StepFinished) -> list[Effect]:
         computing, self.computing = self.computing, None
         assert computing is not None, "a gradient came that was not asked for"
-        self.step = event.step
+        self.step, self.busy = event.step, ""
         effects: list[Effect] = [Drop(computing.handle)]
         out = f"out/{event.step}"
         if event.step == 1 and not math.isfinite(event.loss):
@@ -212,6 +218,7 @@ class Replica(OwnMachine):
             last=self.last,
             trained=self.trained,
             spent=self.spent,
+            busy=self.busy,
         )
         return Send(SYNCER, CONTROL, said, key="progress")
 

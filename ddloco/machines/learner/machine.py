@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from clocks import actor_of, number_of
 from ddloco.job.config import Job
-from ddloco.job.protocol.events import Started
+from ddloco.job.protocol.events import Started, WorkerBusy
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import (
     TOGETHER_MAX,
@@ -147,6 +147,7 @@ class Learner(OwnMachine):
         step: the last finished step.
         corrupt: how many of its steps had two results when they were run twice.
         empty: how many of its batches had no tokens.
+        busy: the call in which its worker has been for long, and for how long then.
         cursor: the position of its data stream after that.
         step_s: the duration of its steps.
         host: the handle of the copy of all parameters, if it copies all of them after each step.
@@ -188,6 +189,7 @@ class Learner(OwnMachine):
     step: int = 0
     corrupt: int = 0
     empty: int = 0
+    busy: str = ""
     cursor: bytes = b""
     step_s: Recent = field(default_factory=Recent)
     host: str = ""
@@ -270,10 +272,8 @@ class Learner(OwnMachine):
             case PeerRefused(peer, reason, again):
                 status: Status = "left" if again else "bad-input"
                 return self._finish(status, f"{peer} refuses this learner: {reason}")
-            case WorkFailed(_, kind, reason):
-                if kind == "task":
-                    return self._finish("bad-input", reason)
-                return self._finish("failed", f"{reason}, at batch {self.drawn}", again=True)
+            case WorkFailed() | WorkerBusy():
+                return self._worker_told(event)
             case StopRequested(reason):
                 return self._stop(at, reason)
             case LeaveRequested(reason):
@@ -285,6 +285,18 @@ class Learner(OwnMachine):
                 return self._restored(at)
             case _:
                 return []
+
+    def _worker_told(self, event: WorkFailed | WorkerBusy) -> list[Effect]:
+        """Handle what its worker cannot do, or has been doing for long."""
+        match event:
+            case WorkerBusy(call, for_s):
+                self.busy = f"{call} for {for_s:.0f} s"
+                said = {"level": "warning", "call": call, "for_s": for_s}
+                return [*self._report(), Observe("worker busy", said)]
+            case WorkFailed(kind="task", reason=reason):
+                return self._finish("bad-input", reason)
+            case WorkFailed(reason=reason):
+                return self._finish("failed", f"{reason}, at batch {self.drawn}", again=True)
 
     def _restored(self, at: float) -> list[Effect]:
         """Continue from a snapshot, in a job that may have other relays."""
@@ -609,7 +621,7 @@ class Learner(OwnMachine):
         before, count = self.step, running.count
         assert (event.work, event.step) == (running.work, before + count), "steps are in order"
         effects: list[Effect] = []
-        self.step, self.cursor = event.step, event.cursor
+        self.step, self.cursor, self.busy = event.step, event.cursor, ""
         if self._shares_data:
             self.data.drew(event.cursor)
         took_s = at - running.since
@@ -698,6 +710,7 @@ class Learner(OwnMachine):
             returned=self.data.given_back(),
             corrupt=self.corrupt,
             together=self.together,
+            busy=self.busy,
             position=max(self.lockstep.position, 0) if self.lockstep is not None else 0,
         )
 

@@ -17,7 +17,7 @@ from msgspec.structs import asdict, replace
 
 from clocks import actor_of, number_of
 from ddloco.job.config import Job
-from ddloco.job.protocol.events import Started
+from ddloco.job.protocol.events import Started, WorkerBusy
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import (
     Close,
@@ -276,6 +276,9 @@ class Syncer(OwnMachine):
                 return self._go_on(at, run)
             case Evaluated(_, loss, metrics) if self.shutdown is not None:
                 return self.shutdown.result(loss, metrics, self.final)
+            case WorkerBusy(call, for_s):
+                fields = {"level": "warning", "call": call, "for_s": for_s}
+                return [Observe("worker busy", fields)]
             case ModelSaved() if self.shutdown is not None:
                 self.shutdown.saved = True
                 return []

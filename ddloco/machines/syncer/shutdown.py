@@ -59,6 +59,7 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         """Begin the shutdown once no sync is in flight: stop the learners, evaluate, save."""
         return [
             *(self.stop(peer) for peer in peers),
+            Observe("evaluating", {"t": self.t}),
             Evaluate(self.evaluating, fragments),
             SaveModel(saving, fragments),
             SetTimer(ShutdownDeadline(), at + self._patience(report_s)),

@@ -148,4 +148,5 @@ def member_status(
         stopped_s=spent.stopped,
         data_shards=tuple(data_shards),
         corrupt=progress.corrupt if progress is not None else 0,
+        busy=progress.busy if progress is not None else "",
     )

@@ -260,17 +260,18 @@ class Driver:
 
     def request_stop(self, reason: str) -> None:
         """Request an orderly end of the actor; ``reason`` is logged."""
-        self._request(StopRequested(reason))
+        self.tell(StopRequested(reason))
 
     def request_leave(self, reason: str) -> None:
         """Request that the actor leaves, because its process exits and will be restarted."""
-        self._request(LeaveRequested(reason))
+        self.tell(LeaveRequested(reason))
 
     def request_snapshot(self) -> None:
         """Request a snapshot of the whole job, of a syncer that leads."""
         self._requested("snapshot", "")
 
-    def _request(self, event: Event) -> None:
+    def tell(self, event: Event) -> None:
+        """Have the actor handle something that happened on its host."""
         try:
             self._inbox.send_nowait(event)
         except (trio.BrokenResourceError, trio.WouldBlock):

@@ -181,6 +181,12 @@ class HostedActor:
         if self.driver is not None:
             self.driver.request_stop(reason)
 
+    def tell(self, event: Event) -> bool:
+        """Tell the actor of something that happened on its host; returns whether it has begun."""
+        if self.driver is not None:
+            self.driver.tell(event)
+        return self.driver is not None
+
     def request_snapshot(self) -> None:
         """Ask for a snapshot, if the actor runs; the result is in the log."""
         if self.driver is not None:

@@ -201,10 +201,11 @@ class Cluster(Generic[P]):
         running = [each for each in self._hosted if each not in self.outcome.finishes]
         if program.ends_all(hosted.name, finish):
             failed = f"{hosted.incarnation} {finish.status}: {finish.reason}"
-            for name in running:
-                self._hosted[name].request_stop(
-                    failed if finish.status == "failed" else finish.reason
-                )
+            reason = failed if finish.status == "failed" else finish.reason
+            for other in (self._hosted[name] for name in running):
+                # Who is still being prepared, which may hang, has nothing that is to be saved.
+                ask = other.request_stop if other.driver is not None else other.request_leave
+                ask(reason)
             return
         lead = next((name for name in running if actor_of(name) == program.lead), None)
         if lead is not None and program.is_over([actor_of(name) for name in running]):

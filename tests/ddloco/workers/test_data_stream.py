@@ -222,6 +222,8 @@ def test_a_stream_that_raises_is_tried_again(slept, ahead):
         (2.0, ConnectionError("away"), [0.5, 1.0, 0.5]),
         (100.0, ConnectionError("away"), [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 8.5]),
         (60.0, StopIteration(), []),
+        (60.0, UnicodeDecodeError("utf-8", b"x", 0, 1, "damaged"), []),
+        (60.0, KeyError("no such column"), []),
     ],
 )
 def test_it_is_tried_for_so_long(slept, retry_s, error, pauses):

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddloco.job.config import RelayTable
-from ddloco.job.protocol.events import Started
+from ddloco.job.protocol.events import Started, WorkerBusy
 from ddloco.job.protocol.messages import (
     TOGETHER_MAX,
     Contribution,
@@ -524,6 +524,15 @@ def test_failures_end_it_with_whose_fault_it_is(training, event, status):
     assert status == finish.status
     assert finish.again == (status == "failed")
     assert finish.again == finish.reason.endswith(", at batch 3")
+
+
+def test_a_long_call_of_its_worker_is_reported_until_the_step_is_done(training):
+    """To the syncer, whose status names it, and in the log."""
+    effects = training.tell(WorkerBusy("next()", 61.2))
+    assert ["next() for 61 s"] == [said.body.busy for said in of(Send, effects)]
+    [seen] = of(Observe, effects)
+    assert ("worker busy", "next()") == (seen.event, seen.fields["call"])
+    assert [""] == [said.body.busy for said in of(Send, training.finish_step())]
 
 
 def test_batches_without_tokens_are_counted(training):

@@ -32,6 +32,7 @@ def test_the_end_begins_with_a_message_to_all(shutdown):
     stop = Stop(9, "global step 9")
     assert [
         *(Send(peer, CONTROL, stop, key="stop") for peer in PEERS),
+        Observe("evaluating", {"t": 9}),
         Evaluate(41, THETAS),
         SaveModel(42, THETAS),
         SetTimer(ShutdownDeadline(), 120.0),
