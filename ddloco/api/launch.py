@@ -1,7 +1,6 @@
 """A job on this machine, from its settings to its result; the command line does the same."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.fault_injector import live_schedule
 from ddloco.stage.nodes.single_process import Cluster, Outcome
 from ddloco.stage.nodes.subprocesses import Processes
+from ddloco.stage.process.best_effort import BestEffort
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import pinned_file
 from ddloco.workers.task import check_task_name, task_digest
@@ -193,14 +193,15 @@ async def run_job(
 ) -> JobEnd:
     """Run a job to its end, with its live display on ``console``, and ``beside`` for as long, such
     as waiting for signals; draws its losses and closes ``sinks`` at the end."""
-    done = trio.Event()
-    boards: list[Board] = []
+    done, job = trio.Event(), cluster.program.job
+    board = Board(job)
+    say = partial(console.print, soft_wrap=True)
+    best = BestEffort(lambda name, why: say(f"{name} has ended, the job continues: {why}"))
 
     async def watch() -> None:
-        board = await show_live(cluster.folder, cluster.program.job, console, done)
-        boards.append(board)
-        with suppress(OSError):  # A full disk costs the figure only.
-            (cluster.folder / LOSS_FILE).write_text(board.losses())
+        await best.run("the display", partial(show_live, cluster.folder, board, console, done))
+        figure = cluster.folder / LOSS_FILE
+        best.do("the figure", lambda: figure.write_text(board.losses()), 0)
 
     async with trio.open_nursery() as outer:
         if beside is not None:
@@ -208,12 +209,10 @@ async def run_job(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
             if sinks:
-                say = partial(console.print, soft_wrap=True)
-                job, folder = cluster.program.job, cluster.folder
-                nursery.start_soon(track_run, folder, job, sinks, done, say)
+                nursery.start_soon(track_run, cluster.folder, job, sinks, done, say)
             outcome = await cluster.run()
             done.set()
         outer.cancel_scope.cancel()
-    [board] = boards
-    idle = [name for name, view in board.learners.items() if not view.step]
-    return JobEnd(cluster, outcome, board.result, idle)
+    result = cluster.heard("result")
+    steps = board.learners.items() if board.result is not None else ()  # Else it is not known.
+    return JobEnd(cluster, outcome, result, [name for name, view in steps if not view.step])

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from ddloco.cli.commands import COMMANDS, SHARED, Command
 from ddloco.cli.help_text import EXAMPLES, OVERVIEW
-from ddloco.stage.process.terminal import escaping
+from ddloco.stage.process.terminal import escaping, let_go, outlive_readers
 
 MODULES = {
     "completion": ("completion",),
@@ -174,6 +174,10 @@ def command_named(name: str) -> Callable[[argparse.Namespace], int]:
     return getattr(import_module(f"ddloco.cli.{module}"), name)
 
 
+OUTLIVING = frozenset({"run", "syncer", "learner", "relay", "perform", "replay", "experiment"})
+"""Commands that go on when nobody reads what they say: they have more to do than to say it."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its code."""
     with escaping():
@@ -193,6 +197,8 @@ def _main(arguments: Sequence[str] | None) -> None:
     if not hasattr(given, "run"):
         top.print_help()
         sys.exit(2)
+    if given.run in OUTLIVING:
+        outlive_readers()
     try:
         code = command_named(given.run)(given)
         sys.stdout.flush()
@@ -207,6 +213,7 @@ def _main(arguments: Sequence[str] | None) -> None:
         if group.subgroup(KeyboardInterrupt) is None:
             raise
         code = interrupted()
+    let_go()
     sys.exit(code)
 
 

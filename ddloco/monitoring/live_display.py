@@ -262,11 +262,12 @@ class Board:
         return Group(learners, syncer, f"fragment:global step  {fragments}", *notes)
 
 
-async def show_live(folder: Path, job: Job, console: Console, done: trio.Event) -> Board:
-    """Draw the job until ``done`` is set; returns the board at the end."""
-    board, tail = Board(job), LogTail(folder)
+async def show_live(folder: Path, board: Board, console: Console, done: trio.Event) -> None:
+    """Take what is logged to the board, and draw that, until ``done`` is set."""
+    tail = LogTail(folder)
     if not console.is_terminal:
-        return await _show_lines(board, tail, console, done)
+        await _show_lines(board, tail, console, done)
+        return
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -283,12 +284,12 @@ async def show_live(folder: Path, job: Job, console: Console, done: trio.Event) 
             bar.update(task, completed=board.stage()[0], description=board.progress())
             live.update(Group(board.tables(), bar), refresh=True)
             if last:
-                return board
+                return
             with trio.move_on_after(REFRESH_S):
                 await done.wait()
 
 
-async def _show_lines(board: Board, tail: LogTail, console: Console, done: trio.Event) -> Board:
+async def _show_lines(board: Board, tail: LogTail, console: Console, done: trio.Event) -> None:
     shown, said_at = "", -SAME_LINE_S
     while True:
         with trio.move_on_after(PLAIN_LINE_S):
@@ -304,7 +305,7 @@ async def _show_lines(board: Board, tail: LogTail, console: Console, done: trio.
             console.print(line, soft_wrap=True, highlight=False)
             shown, said_at = line, now
         if last:
-            return board
+            return
 
 
 FREQUENT = ("step", "merge")

@@ -3,10 +3,15 @@
 A module of its own, so that the server and the workers that it forks import no trio.
 """
 
+import signal
+
 from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
 from ddloco.stage.process.entry_point import KeptModules
+
+FOR_ACTOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that a terminal or an engine sends to whole process groups; the actor decides."""
 
 FORK_BYTES_MAX = 65536
 """The size of one request: a name, three paths, and the names of up to 500 modules."""

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import setproctitle
 
+from ddloco.stage.process.terminal import outlive_readers
 from ddloco.workers import server
 from ddloco.workers.fork_protocol import (
     FORK_BYTES_MAX,
@@ -259,6 +260,7 @@ def run_worker(fork: Fork, fds: list[int]) -> None:
         for stream in (1, 2, 0) if fork.turns else (1, 2):
             os.dup2(fds[0], stream)
             os.close(fds.pop(0))
+        outlive_readers()  # User code may print, and nobody may read it any more.
         shared = [fds.pop(0) if each else -1 for each in fork.shared]
         code = server.serve_requests(fork, link, shared, saying)
     except SystemExit as error:  # From user code.

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import trio
 
 from ddloco.workers.fork_protocol import (
+    FOR_ACTOR,
     NEWS_BYTES_MAX,
     Began,
     Ended,
@@ -249,12 +250,13 @@ def _ending(code: int) -> str:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block SIGINT and SIGTERM in processes started in this context, until they unblock them.
+    """Block the signals for the actor in processes started in this context, until they unblock
+    them.
 
-    These signals may be sent to the process group at any time, even while Python is still starting
-    in the new process.
+    They may be sent to the process group at any time, even while Python is still starting in the
+    new process.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_ACTOR)
     try:
         yield
     finally:

@@ -22,7 +22,7 @@ from ddloco.stage.arrays.shared_memory import ArenaView
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.stage.process.entry_point import KeptFinder, look_here_first
 from ddloco.workers import breakpoints, rpc
-from ddloco.workers.fork_protocol import Fork, Rank
+from ddloco.workers.fork_protocol import FOR_ACTOR, Fork, Rank
 from ddloco.workers.group import Group, OtherArena, open_group
 from ddloco.workers.task import TaskError
 from ddloco.workers.trainer import CorruptionError, Trainer
@@ -148,17 +148,18 @@ class OwnProcess:
 
 
 def leave_signals_to_parent() -> None:
-    """Leave Ctrl-C, and a SIGTERM to the whole process group, to the actor.
+    """Leave Ctrl-C, and a SIGTERM or SIGHUP to the whole process group, to the actor.
 
-    Both signals have been blocked since before the fork server began (see ``forking``). They get
+    The signals have been blocked since before the fork server began (see ``forking``). They get
     an empty handler instead of being ignored, so that child processes of user code have the usual
     ones.
     """
-    numbers = signal.SIGINT, signal.SIGTERM
-    for number in numbers:
+    for number in FOR_ACTOR:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            continue  # So it is for whatever this process starts, as by ``nohup``.
         signal.signal(number, lambda *_: None)
         os.register_at_fork(after_in_child=partial(signal.signal, number, signal.SIG_DFL))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_ACTOR)
 
 
 def serve_requests(fork: Fork, link: socket.socket, shared: Sequence[int], saying: int) -> int:

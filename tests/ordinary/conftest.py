@@ -3,11 +3,13 @@ says what happens and what they expect. A new feature adds its own."""
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.commands import here
+from tests.installed import install
 
 SITUATIONS = Path(__file__).parent / "situations"
 
@@ -34,11 +36,15 @@ class Situation:
         for each in ("model", name):
             shutil.copy(SITUATIONS / f"{each}.py", folder)
 
-    def run(self, *more, steps=80, method="decoupled-diloco", table=""):
-        """Run it to its end in this process."""
+    def write(self, *, steps=80, method="decoupled-diloco", table=""):
+        """Write its job file."""
         job = JOB.format(task=self.name, steps=steps, method=method)
         job += SYNC if method == "decoupled-diloco" else ""
         (self.folder / "job.toml").write_text(job + table)
+
+    def run(self, *more, method="decoupled-diloco", **said):
+        """Run it to its end in this process."""
+        self.write(method=method, **said)
         where = ["job.toml", "--dir", self.run_folder, "--set=sync.quorum=1"]
         where = where if method == "decoupled-diloco" else where[:-1]
         self.ended = here("run", *where, *more, cwd=self.folder)
@@ -56,6 +62,14 @@ class Situation:
         lines = map(json.loads, (self.run_folder / "log.jsonl").read_text().splitlines())
         return [line for line in lines if line["event"] == event]
 
+    def wait_for(self, event):
+        """Wait until its log tells of such an event."""
+        deadline = time.monotonic() + 120.0
+        path = self.run_folder / "log.jsonl"
+        while not (path.exists() and f'"{event}"' in path.read_text()):
+            assert time.monotonic() < deadline, f"no {event}"
+            time.sleep(0.05)
+
     @property
     def model(self):
         """Whether there is a model."""
@@ -66,3 +80,9 @@ class Situation:
 def situation(tmp_path):
     """Make a situation by the name of its task."""
     return lambda name: Situation(tmp_path, name)
+
+
+@pytest.fixture(scope="session")
+def installed():
+    """The wheel is there, for what is started as users start it."""
+    install()

@@ -36,6 +36,7 @@ from ddloco.stage.driver.connection_guard import ConnectionGuard
 from ddloco.stage.driver.door import admit
 from ddloco.stage.observers.observer_protocol import OBSERVER, OWNER, Request
 from ddloco.stage.observers.observer_server import ObserverServer
+from ddloco.stage.process.best_effort import FAILED_ASIDE, BestEffort
 from ddloco.stage.process.log import ActorLog
 from ddloco.stage.process.side_protocol import REFUSALS_LOGGED_MAX
 from replay import Recorder, TapeError
@@ -153,6 +154,8 @@ class Driver:
         self.actor = actor
         self.refused: dict[str, int] = {}
         """The number of refused messages, by peer."""
+        self.seen: dict[str, dict[str, Any]] = {}
+        """The fields of the newest observation of each kind, whatever became of the log."""
         self.sent_bytes = self.received_bytes = 0
         """The bytes of all messages, headers included, as they are on the wire."""
         self._job_id = job_id
@@ -172,6 +175,7 @@ class Driver:
         self._observers = ObserverServer(
             endpoint, arrays, time.now, self.status, refuse, request=self._requested
         )
+        self._best = BestEffort(self._failed_aside)
         self._arrivals = Reassembly(self._assembler)
         self._timers = Timers()
         self._urgent: deque[Arrived | Event] = deque()
@@ -293,7 +297,11 @@ class Driver:
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Log an event that is not on the tape and does not reach the actor."""
-        self._log.observe(event, self._time.now(), self.actor.number, fields)
+        at, number = self._time.now(), self.actor.number
+        self._best.do("log", partial(self._log.observe, event, at, number, fields), None)
+
+    def _failed_aside(self, name: str, reason: str) -> None:
+        self.note(FAILED_ASIDE, {"what": name, "reason": reason})
 
     def status(self) -> dict[str, Any]:
         """Return the status for observers as plain data; it is not recorded on the tape.
@@ -416,14 +424,22 @@ class Driver:
             case Free(handle):
                 self._arrays.free(handle)
             case Observe(event, fields):
-                self._log.observe(event, at, self.actor.number, fields)
-                self._observers.news(event, at, self._ref, fields)
+                self._observe(at, event, fields)
             case Finish(status, reason):
                 self._finish = effect
-                self._observers.news("ended", at, self._ref, {"status": status, "reason": reason})
+                told = {"status": status, "reason": reason}
+                news = partial(self._observers.news, "ended", at, self._ref, told)
+                self._best.do("observers", news, None)
             case _:
                 assert isinstance(effect, Work), f"the driver cannot perform {effect}"
                 self._nursery.start_soon(self._work, self._executor.do(effect))
+
+    def _observe(self, at: float, event: str, fields: dict[str, Any]) -> None:
+        """Tell people: in the log, and who observes."""
+        self.seen[event] = fields
+        number, ref = self.actor.number, self._ref
+        self._best.do("log", partial(self._log.observe, event, at, number, fields), None)
+        self._best.do("observers", partial(self._observers.news, event, at, ref, fields), None)
 
     @property
     def _ref(self) -> str:
@@ -464,7 +480,7 @@ class Driver:
     async def _deliver(self, arrival: Arrival) -> None:
         """Reassemble an arrival; a complete message enters the inbox, an invalid one is refused."""
         if arrival.route.startswith((OBSERVER, OWNER)):
-            self._observers.take(arrival)
+            self._best.do("observers", partial(self._observers.take, arrival), None)
             return
         peer, _, lane_name = arrival.route.rpartition("/")
         lane = LANE_NAMES.get(lane_name)

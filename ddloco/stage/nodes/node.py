@@ -8,7 +8,7 @@ its actors (``Runnable.open``) is the only difference.
 import math
 import platform
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from ddloco.stage.files.trust import leave_place
 from ddloco.stage.nodes.lease import Lease
 from ddloco.stage.nodes.repeated_failures import unless_lasting
 from ddloco.stage.nodes.runnable import Runnable
+from ddloco.stage.process.best_effort import FAILED_ASIDE, BestEffort
 from ddloco.stage.process.code_version import code_version
 from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.log import ActorLog
@@ -158,6 +159,7 @@ class HostedActor:
         self.tell_source: Callable[[Mapping[str, str]], None] = lambda _: None
         self._stop_reason: str | None = None
         self._notes = notes if notes is not None else Notes()
+        self._best = BestEffort(self._failed_aside)
         self._beside = beside or self._retention()
 
     # Requests.
@@ -204,6 +206,9 @@ class HostedActor:
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Log something that is not on the tape; before the driver exists, keep it until then."""
         self._notes.write(event, fields)
+
+    def _failed_aside(self, name: str, reason: str) -> None:
+        self.note(FAILED_ASIDE, {"what": name, "reason": reason})
 
     # Its life.
 
@@ -261,11 +266,11 @@ class HostedActor:
             yield
             return
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._aside, beside.run)
+            nursery.start_soon(self.aside, beside.run)
             yield
             nursery.cancel_scope.cancel()
         left = self.finish is not None and self.finish.status == "left"
-        await self._aside(partial(beside.finish, LEAVE_FINISH_S if left else math.inf))
+        await self.aside(partial(beside.finish, LEAVE_FINISH_S if left else math.inf))
 
     def _retention(self) -> Beside | None:
         """What bounds the tape, if ``tape.keep`` says so; such a tape is not shipped."""
@@ -282,12 +287,10 @@ class HostedActor:
             program=program.id,
         )
 
-    async def _aside(self, what: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await what()
-        except Exception as error:  # noqa: BLE001, the actor continues without it
-            said = f"this is a bug: {type(error).__name__}: {first_of(error)}"
-            self.note("aside failed", {"reason": said})
+    async def aside(self, what: Callable[[], Awaitable[object]]) -> None:
+        """Run something beside the actor, which continues without it if it fails."""
+        name = getattr(what, "__qualname__", "") or repr(what)
+        await self._best.run(name, what)
 
     # What its program opens.
 
@@ -316,8 +319,11 @@ class HostedActor:
             return sink_of(program, place, confirm=confirm)
         same = begun is not None and begun.place == absolute_place(place)
 
+        token = trio.lowlevel.current_trio_token()
+
         def warn(said: str) -> None:
-            trio.from_thread.run_sync(self.note, "snapshots damaged", {"reason": said})
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(self.note, "snapshots damaged", {"reason": said})
 
         from_ = begun.snapshot if begun is not None and same else ""
         run = run_of(self.folder, make=True) if program.snapshot.place else ""

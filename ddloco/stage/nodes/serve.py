@@ -470,7 +470,7 @@ async def _serve(
         if hosted.lease is not None:
             nursery.start_soon(hosted.lease.run, hosted.note)
         for beside in terms.beside:
-            nursery.start_soon(beside, hosted)
+            nursery.start_soon(hosted.aside, partial(beside, hosted))
         if terms.with_parent:
             requests = hosted.request_stop, hosted.request_leave
             nursery.start_soon(stop_with_parent, *requests)

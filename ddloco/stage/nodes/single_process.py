@@ -106,6 +106,11 @@ class Cluster(Generic[P]):
             if hosted.name == self.program.lead:
                 hosted.request_snapshot()
 
+    def heard(self, event: str) -> dict[str, Any] | None:
+        """The fields of the newest observation of this kind by the lead; None without one."""
+        leads = [each.driver for each in self._hosted.values() if each.name == self.program.lead]
+        return leads[-1].seen.get(event) if leads and leads[-1] is not None else None
+
     async def run(self, beside: Callable[[HostedActor], Any] | None = None) -> Outcome:
         """Run all actors to their ends.
 

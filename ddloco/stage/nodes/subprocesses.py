@@ -157,6 +157,12 @@ class Processes(Generic[P]):
         """The address of the lead; empty before it listens."""
         return self._bound.get(self._lead, "")
 
+    def heard(self, event: str) -> dict[str, Any] | None:
+        """The fields of the newest line of the log of this kind by the lead; None without one."""
+        lines = (line for line in LogTail(self.folder).new_lines() if line["event"] == event)
+        own = [line for line in lines if line["actor"] == self._lead]
+        return own[-1] if own else None
+
     async def run(self) -> Outcome:
         """Start all actors, and wait until all have ended."""
         async with trio.open_nursery() as relays:

@@ -6,9 +6,10 @@ number of lost lines. No actor ends because of its log.
 """
 
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import structlog
@@ -82,16 +83,24 @@ class _Lines:
     """Appends lines to a file."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
-        mark_in_use(self._file)
+        self._path = path
+        self._file: IO[bytes] | None = None
+        with suppress(OSError):  # It is tried again with each line.
+            self._open()
         self._torn = False
         """Whether the last line was written only in part."""
+
+    def _open(self) -> IO[bytes]:
+        if self._file is None:
+            self._file = self._path.open("ab", buffering=0)
+            mark_in_use(self._file)
+        return self._file
 
     def add(self, line: bytes) -> bool:
         """Append a line with a single write; returns whether all of it was written."""
         whole = (b"\n" if self._torn else b"") + line + b"\n"
         try:
-            written = self._file.write(whole)
+            written = self._open().write(whole)
         except OSError:
             return False
         self._torn = written < len(whole) and (self._torn or written > 0)
@@ -99,7 +108,8 @@ class _Lines:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def _first_things_first(

@@ -1,4 +1,5 @@
-"""Requests from outside: Ctrl-C, SIGTERM, and a parent process that asks for the end or exits."""
+"""Requests from outside: Ctrl-C, SIGTERM, a terminal that is closed, and a parent process that asks
+for the end or exits."""
 
 import os
 import signal
@@ -13,26 +14,31 @@ STOP = b"s"
 
 
 async def stop_on_signal(stop: Request, leave: Request | None = None) -> None:
-    """Turn the first SIGINT into a stop request, and the first SIGTERM into a leave request.
+    """Turn the first SIGINT into a stop request, and the first SIGTERM or SIGHUP into a leave
+    request.
 
     A second SIGINT is from a user who wants an immediate end. SIGTERM comes from programs, which
-    may send it to a process and to its group, or repeatedly; repetitions are ignored.
+    may send it to a process and to its group, or repeatedly; repetitions are ignored. SIGHUP comes
+    from a terminal that is closed, and is ignored if it was before, as by ``nohup``.
     """
     seen: set[int] = set()
+    numbers = {signal.SIGINT, signal.SIGTERM}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.add(signal.SIGHUP)
     try:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        with trio.open_signal_receiver(*sorted(numbers)) as received:
             async for number in received:
                 again, _ = number in seen, seen.add(number)
                 if again and number == signal.SIGINT:
                     raise KeyboardInterrupt
                 if again:
                     continue
-                request = leave if leave is not None and number == signal.SIGTERM else stop
+                request = leave if leave is not None and number != signal.SIGINT else stop
                 request(f"asked to stop by {signal.Signals(number).name}")
     finally:
-        if signal.SIGTERM in seen:
+        for number in seen - {signal.SIGINT}:
             # This process is about to exit; a second one must not change its exit code.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(number, signal.SIG_IGN)
 
 
 async def stop_with_parent(stop: Request, leave: Request) -> None:

@@ -6,10 +6,11 @@ write to other programs. So everything that a command prints goes through here; 
 itself draws, in colours and on one place of the screen, goes through ``console``.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 CONTROL = re.compile(
@@ -44,7 +45,7 @@ class Escaping:
         unescaped: the same stream, for those who write control characters on purpose.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: Any) -> None:
         self.unescaped = stream
 
     def write(self, text: str) -> int:
@@ -60,6 +61,60 @@ class Escaping:
     def __getattr__(self, name: str) -> Any:
         """Everything else is the stream's own."""
         return getattr(self.unescaped, name)
+
+
+class Outliving:
+    """A text stream for a program that goes on when nobody reads it, or its disk is full: a
+    terminal that is closed, a log driver that has ended, ``| head``. What cannot be written is
+    lost.
+
+    Args:
+        stream: the stream that everything is written to.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text, if that is possible."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is still in this process, if that is possible."""
+        with suppress(OSError):
+            self._stream.flush()
+
+    def let_go(self) -> None:
+        """Leave nothing that Python would write, and complain about, when the process ends."""
+        try:
+            self._stream.flush()
+        except OSError:
+            with suppress(OSError):  # Also where it has no descriptor.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the stream's own."""
+        return getattr(self._stream, name)
+
+
+def outlive_readers() -> None:
+    """Have this program go on when its standard output or standard error cannot be written."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, Escaping) and not isinstance(stream.unescaped, Outliving):
+            stream.unescaped = Outliving(stream.unescaped)
+        elif stream is not None and not isinstance(stream, Escaping | Outliving):
+            setattr(sys, name, Outliving(stream))
+
+
+def let_go() -> None:
+    """End the output of a program that outlives its readers; see ``Outliving.let_go``."""
+    for stream in (sys.stdout, sys.stderr):
+        inner = stream.unescaped if isinstance(stream, Escaping) else stream
+        if isinstance(inner, Outliving):
+            inner.let_go()
 
 
 @contextmanager

@@ -132,19 +132,20 @@ def test_tail_reads_whole_lines_only(tmp_path):
 
 
 async def test_lines_where_there_is_no_terminal(tmp_path, autojump_clock):
-    """Without a terminal the end is one plain line, and the board is returned."""
+    """Without a terminal the end is one plain line; the board has it all, as at a terminal."""
     lines = [step(0, 1, 1.0), merge(8, 0), {"event": "result", "actor": "syncer"}]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     done = trio.Event()
     done.set()
     console = Console(record=True, force_terminal=False, width=200)
-    board = await show_live(tmp_path, JOB, console, done)
+    board = Board(JOB)
+    await show_live(tmp_path, board, console, done)
 
     assert board.result == lines[-1]
-    board_at_a_terminal = await show_live(
-        tmp_path, JOB, Console(record=True, force_terminal=True, width=120), done
-    )
-    assert board_at_a_terminal.t == 8
+    at_a_terminal = Console(record=True, force_terminal=True, width=120)
+    board = Board(JOB)
+    await show_live(tmp_path, board, at_a_terminal, done)
+    assert board.t == 8
 
 
 def test_losses_are_placed_by_global_step():

@@ -6,12 +6,21 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from ddloco.stage.process.console import SafeConsole
-from ddloco.stage.process.terminal import CONTROL, Escaping, escaped, escaping, one_line
+from ddloco.stage.process.terminal import (
+    CONTROL,
+    Escaping,
+    escaped,
+    escaping,
+    let_go,
+    one_line,
+    outlive_readers,
+)
 
 HOSTILE = "a\x1b[2J\rb\x9b2Jc\u202ed\x07\x00\ud800"
 SHOWN = r"a\u001b[2J\u000db\u009b2Jc\u202ed\u0007\u0000\ud800"
@@ -93,3 +102,27 @@ def test_a_process_without_streams_is_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     with escaping():
         assert sys.stderr is None
+
+
+class Full(io.StringIO):
+    """A stream on a full disk."""
+
+    def write(self, text=""):
+        raise OSError(28, "No space left on device")
+
+    flush = write
+
+
+def test_a_program_that_outlives_its_readers_goes_on(monkeypatch):
+    """What it prints or draws is lost, under the escapes as well; and its end is quiet."""
+    monkeypatch.setattr(sys, "stdout", Full())
+    monkeypatch.setattr(sys, "stderr", Full())
+    with pytest.raises(OSError, match="No space"):
+        print("heard")
+    with escaping():
+        outlive_readers()
+        outlive_readers()
+        print("lost", flush=True)
+        print("lost", file=sys.stderr)
+        SafeConsole().print("lost")
+        let_go()
