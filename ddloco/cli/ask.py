@@ -9,7 +9,7 @@ import trio
 
 from ddloco.monitoring.client import UnansweredError
 from ddloco.stage.files.toml import ConfigError
-from ddloco.stage.nodes.exit_codes import BAD_INPUT, FOUND, HELD
+from ddloco.stage.nodes.exit_codes import BAD_INPUT, FOUND, HELD, error_code
 from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.terminal import one_line
 
@@ -21,7 +21,7 @@ def look(what: Callable[[], Awaitable[None]]) -> int:
     except BaseException as error:
         match first_of(error):
             case ConfigError() as found:
-                return complain(found, BAD_INPUT)
+                return complain(found)
             case UnansweredError() as found:
                 return complain(found, FOUND)
             case KeyboardInterrupt():
@@ -49,10 +49,13 @@ def _worker_code(error: BaseException) -> int | None:
             return None
 
 
-def complain(problem: object, code: int = BAD_INPUT) -> int:
-    """Print one line about a problem to standard error; returns the exit code."""
+def complain(problem: object, code: int | None = None) -> int:
+    """Print one line about a problem to standard error; returns the exit code, by default that of
+    an error or of bad input."""
     sys.stderr.write(f"ddloco: {one_line(problem)}\n")
-    return code
+    if code is not None:
+        return code
+    return error_code(problem) if isinstance(problem, BaseException) else BAD_INPUT
 
 
 def with_source(given: argparse.Namespace, problem: str) -> str:

@@ -33,7 +33,7 @@ from ddloco.stage.files.run_folder import (
     remove_unused,
 )
 from ddloco.stage.files.toml import ConfigError
-from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
+from ddloco.stage.nodes.exit_codes import FOUND, end_code
 from ddloco.stage.nodes.node import HostedActor
 from ddloco.stage.nodes.place_mirror import follow_addresses
 from ddloco.stage.nodes.serve import Terms, check_bind, serve_role
@@ -262,11 +262,11 @@ def _concluded(given: argparse.Namespace, finish: Finish) -> int:
         parented = given.with_parent
         return complain(finish.reason if parented else with_source(given, finish.reason))
     if finish.status == "failed":
-        return complain(finish.reason, AGAIN if finish.again else FOUND)
+        return complain(finish.reason, end_code(finish.status, again=finish.again))
     print(f"{finish.status}: {finish.reason}")
     if given.run == "syncer" and (given.folder / LOSS_FILE).is_file():
         print(f"losses {given.folder / LOSS_FILE}")
-    return AGAIN if finish.status == "left" else HELD
+    return end_code(finish.status, again=finish.again)
 
 
 def _patience(given: argparse.Namespace) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ddloco.job.config import Job, load_job
 from ddloco.stage.files.run_folder import JOB_FILE, SNAPSHOTS, run_of
-from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.files.toml import ConfigError, refused
 from snapshot import SnapshotError, Store
 
 
@@ -42,7 +42,7 @@ def check_place(job: Job) -> None:
     try:
         is_file = ("://" not in place or "file://" in place) and path.exists() and not path.is_dir()
     except OSError as error:
-        raise ConfigError(f"snapshot.place: {place[:200]}: {error.strerror}") from None
+        raise refused(f"snapshot.place: {place[:200]}", error) from None
     if is_file:
         raise ConfigError(f"snapshot.place: {place} is a file; want a folder, or a URL")
 

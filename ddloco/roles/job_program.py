@@ -39,7 +39,7 @@ from ddloco.stage.driver.driver import Arrived, Executor
 from ddloco.stage.files.faults import LINK_KINDS, SYNCER, Faults
 from ddloco.stage.files.run_folder import JOB_FILE, KEPT, TAPES, TRACEBACKS, run_of
 from ddloco.stage.files.settings import SnapshotTable, TapeTable
-from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.files.toml import ConfigError, passes
 from ddloco.stage.nodes.node import HostedActor, OpenedActor
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.errors import raised_at, said_of
@@ -253,7 +253,7 @@ class JobProgram(Runnable):
         if isinstance(error, WorkerRequestError | WorkerDiedError | TapeError):
             return Finish("failed", str(error), again=isinstance(error, WorkerDiedError))
         if isinstance(error, OSError) and error.errno in RESOURCES:
-            return Finish("failed", said_of(error))
+            return Finish("failed", said_of(error), again=passes(error))
         said = f"{type(error).__name__}: {error} ({raised_at(error)})"
         return Finish("failed", f"this is a bug; please report it with the tape: {said}")
 

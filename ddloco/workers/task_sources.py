@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from ddloco.stage.files.run_folder import SOURCE
-from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.files.toml import ConfigError, refused
 from ddloco.stage.files.trust import is_own_source, leave_source
 from ddloco.stage.process.entry_point import PACKAGES, KeptModules, pinned_file
 
@@ -125,7 +125,7 @@ def keep_received(folder: Path, sources: Mapping[str, str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     except OSError as error:
-        raise ConfigError(f"{folder / SOURCE}: {error.strerror}") from None
+        raise refused(str(folder / SOURCE), error) from None
     leave_source(folder, sources)
 
 

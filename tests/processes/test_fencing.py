@@ -36,7 +36,7 @@ def start_all(started, job):
 
 def test_a_stopped_syncer_is_succeeded_and_writes_nothing_more(started, job):
     """The second one goes on after SILENT_S; the first one ends with 75 when it wakes; all tapes
-    replay. A third one is refused while the second lives."""
+    replay. A third one is told that the second lives."""
     first = start_all(started, job)
     started.signal("syncer", signal.SIGSTOP)
     begun = time.monotonic()
@@ -48,7 +48,7 @@ def test_a_stopped_syncer_is_succeeded_and_writes_nothing_more(started, job):
 
     third = started.start("syncer", "--bind", "tcp://127.0.0.1:*", *SETTINGS)
     said, _ = third.communicate(timeout=60)
-    assert 2 == third.returncode
+    assert AGAIN == third.returncode  # The second one may end, and then somebody is wanted.
     assert "syncer.2 on" in said
     assert f"process {second.pid} acts in" in said
 

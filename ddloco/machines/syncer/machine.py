@@ -777,7 +777,9 @@ class Syncer(OwnMachine):
         if shutdown is not None and event.work == shutdown.evaluating:
             seen = Observe("not evaluated", {"reason": event.reason})
             return [seen, *shutdown.result(None, numbers=self.final)]
-        status: Status = "bad-input" if event.kind == "task" else "failed"
+        ours = event.kind != "task"
+        status: Status = "failed" if ours else "bad-input"
         relays = self.rounds.sites.relays if self.rounds is not None else ()
         farewells = [Hangup(peer, event.reason) for peer in (*self.members, *relays)]
-        return [*farewells, Finish(status, event.reason)]
+        # Another incarnation continues from what is kept, once there is room or memory again.
+        return [*farewells, Finish(status, event.reason, again=ours)]

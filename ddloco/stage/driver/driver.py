@@ -7,6 +7,7 @@ of arrivals, the completion of work, and requests from outside.
 """
 
 import contextlib
+import errno
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -102,6 +103,13 @@ class Fence(Protocol):
         ...
 
 
+FENCE_LOOK_S = 1.0
+"""Interval, in seconds, at which an actor asks again whether another process acts as it."""
+
+UNKNOWN = "lease unknown"
+"""Log event of an actor that does nothing, because nobody knows whether another one acts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """A complete message in the inbox, before it becomes an event."""
@@ -181,6 +189,7 @@ class Driver:
         self._urgent: deque[Arrived | Event] = deque()
         self._error = ""
         """The newest error that an event told of."""
+        self._asked_to_leave = False
         self._asked_to_stop = False
         """Whether an observer has asked for the end."""
         self._early: dict[tuple[str, Lane], Arrived] = {}
@@ -268,6 +277,7 @@ class Driver:
 
     def request_leave(self, reason: str) -> None:
         """Request that the actor leaves, because its process exits and will be restarted."""
+        self._asked_to_leave = True
         self.tell(LeaveRequested(reason))
 
     def request_snapshot(self) -> None:
@@ -349,17 +359,26 @@ class Driver:
             return await self._wait()
 
     async def _may_act(self) -> bool:
-        """Whether no other process acts as this actor; if one does, this one is finished."""
+        """Whether no other process acts as this actor; if one does, this one is finished. Waits
+        while nobody knows."""
         if self._fence is None or self._fence.holds():
             return True
-        try:
-            await trio.to_thread.run_sync(self._fence.confirm)
-        except OSError as error:
-            self._finish = Finish("left", str(error))
-            self._recorder.close(self.actor.number, None)
-            self.note("fenced", {"reason": str(error)})
-            return False
-        return True
+        told = False
+        while True:
+            try:
+                await trio.to_thread.run_sync(self._fence.confirm)
+            except OSError as error:
+                if error.errno == errno.ESTALE or self._asked_to_leave:
+                    self._finish = Finish("left", str(error))
+                    self._recorder.close(self.actor.number, None)
+                    self.note("fenced", {"reason": str(error)})
+                    return False
+                if not told:  # Nobody knows whether another one acts, so nobody does.
+                    told = True
+                    self.note(UNKNOWN, {"level": "warning", "reason": str(error)})
+            else:
+                return True
+            await trio.sleep(FENCE_LOOK_S)
 
     def _take(self, came: Arrived | Event) -> None:
         if isinstance(came, Arrived):

@@ -16,7 +16,7 @@ from pathlib import Path
 import tomli_w
 
 from ddloco.stage.files.faults import SYNCER
-from ddloco.stage.files.toml import ConfigError, Section, convert, read_toml
+from ddloco.stage.files.toml import ConfigError, Section, convert, read_toml, refused
 from transport.curve_auth import Curve, check_key, new_pair, public_of
 
 PUBLIC_FILE = "public.toml"
@@ -69,7 +69,7 @@ def make_keys(folder: Path, names: Sequence[str]) -> list[str]:
         if public != before:
             _write_public(folder, public)
     except OSError as error:
-        raise ConfigError(f"{error.filename or folder}: {error.strerror}") from None
+        raise refused(str(error.filename or folder), error) from None
     return made
 
 

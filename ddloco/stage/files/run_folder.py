@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import tomli_w
 
 from clocks import is_in_use, read_regular
-from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.files.toml import ConfigError, refused
 from ddloco.stage.files.trust import MARK_FILE, leave_mark
 
 KEPT = "kept"
@@ -105,7 +105,7 @@ def open_folder(folder: Path, job: Plain, *, overwrite: bool = False, join: bool
             partial.replace(folder / JOB_FILE)
         leave_mark(folder, job.as_plain())
     except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}") from None
+        raise refused(str(folder), error) from None
     return folder
 
 
@@ -120,7 +120,7 @@ def make_folder(folder: Path) -> None:
     except FileExistsError:
         raise ConfigError(f"{folder}: is a file, want a folder") from None
     except OSError as error:
-        raise ConfigError(f"{folder}: this folder cannot be made: {error.strerror}") from None
+        raise refused(f"{folder}: this folder cannot be made", error) from None
 
 
 def folders_to_make(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 The line names the file and the field, and says what would be valid.
 """
 
+import errno
 import math
 import re
 import tomllib
@@ -42,6 +43,31 @@ class ConfigError(ValueError):
     """A file or an option is invalid; one line names it and the field."""
 
 
+class PassingError(ConfigError):
+    """What stands in the way now may be gone later, without anybody's doing; one line says what."""
+
+
+LASTING = frozenset({
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.ENODEV, errno.EADDRNOTAVAIL, errno.EEXIST, errno.ENOTEMPTY, errno.EXDEV),
+})  # fmt: skip
+"""System errors that stay until a person changes what was typed or written. All others may pass: a
+place that refuses, an address in use, no memory, space or descriptors."""
+
+
+def passes(error: BaseException) -> bool:
+    """Whether what an error tells of may pass."""
+    if isinstance(error, OSError):
+        return error.errno not in LASTING
+    return isinstance(error, PassingError)
+
+
+def refused(said: str, error: OSError) -> ConfigError:
+    """Return the error of a file, a folder or an address that the system refuses."""
+    line = f"{said}: {error.strerror or error}"
+    return PassingError(line) if passes(error) else ConfigError(line)
+
+
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
     """Base class of every table."""
 
@@ -64,7 +90,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{shown}: not TOML that can be read: a key of too many parts")
         return tomllib.loads(text)
     except OSError as error:
-        raise ConfigError(f"{shown}: cannot be read: {error.strerror}") from None
+        raise refused(f"{shown}: cannot be read", error) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         said = _twice(str(error), text) or " ".join(str(error).split())
         raise ConfigError(f"{shown}: not TOML: {said}") from None

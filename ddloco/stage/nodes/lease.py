@@ -257,16 +257,12 @@ class Lease:
         """Return if the actor may act, or may again.
 
         Raises:
-            LeaseLostError: another process has taken its place; or the place of claims cannot be
-                reached, so nobody knows.
+            LeaseLostError: another process has taken its place.
+            StorageError: the place of claims cannot be reached, so nobody knows.
         """
         with self._mutex:
-            if self.holds():
-                return
-            try:
+            if not self.holds():
                 self._claim_next()
-            except StorageError as error:
-                raise LeaseLostError(f"its lease cannot be renewed: {error}") from None
 
     def renew(self) -> None:
         """Say that the holder lives.

@@ -5,8 +5,10 @@ for one that shares its process with others and for one that has its own. What a
 its actors (``Runnable.open``) is the only difference.
 """
 
+import errno
 import math
 import platform
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from clocks import MonotonicTime, actor_of
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.arrays.array_table import ArrayTable
-from ddloco.stage.driver.driver import Arrived, Driver, Executor
+from ddloco.stage.driver.driver import FENCE_LOOK_S, Arrived, Driver, Executor
 from ddloco.stage.driver.resume import (
     RESTORED,
     RESTORED_PLACE,
@@ -30,6 +32,7 @@ from ddloco.stage.driver.resume import (
 )
 from ddloco.stage.driver.snapshot_sink import StoreSink
 from ddloco.stage.files.run_folder import LOG_FILE, TAPES, run_of
+from ddloco.stage.files.toml import passes
 from ddloco.stage.files.trust import leave_place
 from ddloco.stage.nodes.lease import Lease
 from ddloco.stage.nodes.repeated_failures import unless_lasting
@@ -157,6 +160,7 @@ class HostedActor:
         self.opening = trio.CancelScope()
         self.traceback: Path | None = None
         self.tell_source: Callable[[Mapping[str, str]], None] = lambda _: None
+        self._leaving = False
         self._stop_reason: str | None = None
         self._notes = notes if notes is not None else Notes()
         self._best = BestEffort(self._failed_aside)
@@ -166,6 +170,7 @@ class HostedActor:
 
     def request_leave(self, reason: str) -> None:
         """Ask the actor to leave: its process must end, and will be started again."""
+        self._leaving = True
         if self.driver is not None:
             self.driver.request_leave(reason)
         else:
@@ -195,13 +200,21 @@ class HostedActor:
             self.driver.request_snapshot()
 
     def confirm(self) -> None:
-        """Return if no other process acts as this actor; called in threads before they write.
+        """Return if no other process acts as this actor; called in threads before they write. Waits
+        while nobody knows.
 
         Raises:
-            OSError: one does.
+            OSError: one does, or nobody knows and this process is asked to leave.
         """
-        if self.lease is not None:
-            self.lease.confirm()
+        while self.lease is not None:
+            try:
+                self.lease.confirm()
+            except OSError as error:
+                if error.errno == errno.ESTALE or self._leaving:
+                    raise
+            else:
+                return
+            time.sleep(FENCE_LOOK_S)
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Log something that is not on the tape; before the driver exists, keep it until then."""
@@ -214,14 +227,18 @@ class HostedActor:
 
     async def run(self) -> Finish:
         """Open everything, run the actor to its end, and close; returns how it finished."""
+        comes_back = self.name not in self.program.listeners
         try:
             began = MonotonicTime().began
             with closing(ActorLog(self.folder / LOG_FILE, self.incarnation, began)) as self.log:
                 await self._run()
         except Exception as error:  # noqa: BLE001, whatever ends one actor ends one actor
-            self.finish = self.program.failure(first_of(error), self.incarnation)
+            found = first_of(error)
+            self.finish = self.program.failure(found, self.incarnation)
+            comes_back = comes_back and not passes(found)  # An outage is not counted.
         assert self.finish is not None, "it has ended, one way or the other"
-        self.finish = unless_lasting(self.folder, self.name, self.finish)
+        if comes_back:
+            self.finish = unless_lasting(self.folder, self.name, self.finish)
         self.finish = self.program.advised(self.finish, self.traceback)
         return self.finish
 

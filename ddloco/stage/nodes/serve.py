@@ -18,7 +18,7 @@ from ddloco.stage.driver.endpoints import dial, new_endpoint
 from ddloco.stage.driver.resume import StartPoint
 from ddloco.stage.files.addresses import check_listen, end_at, write_address, write_end
 from ddloco.stage.files.run_folder import LEASE, LOG_FILE, SNAPSHOTS, TAPES, address_file
-from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.files.toml import ConfigError, PassingError, refused
 from ddloco.stage.nodes.auth_log import AuthRefusals
 from ddloco.stage.nodes.incarnation_gate import Gate
 from ddloco.stage.nodes.incarnation_grants import LANE as GRANTS
@@ -254,7 +254,7 @@ async def _succeed(lease: Lease, terms: Terms) -> Granted:
             await trio.sleep(STANDBY_LOOK_S if terms.standby else LOOK_S)
             claim = await trio.to_thread.run_sync(look)
     except LeaseTakenError as error:
-        raise ConfigError(str(error)) from None
+        raise PassingError(str(error)) from None
     return Granted(0)
 
 
@@ -262,7 +262,7 @@ def _take(lease: Lease, incarnation: str) -> None:
     try:
         lease.take(incarnation)
     except LeaseTakenError as error:
-        raise ConfigError(str(error)) from None
+        raise PassingError(str(error)) from None
 
 
 async def _listen(program: Runnable, endpoint: ZmqEndpoint, name: str, bind: str) -> str:
@@ -270,7 +270,7 @@ async def _listen(program: Runnable, endpoint: ZmqEndpoint, name: str, bind: str
         return await endpoint.listen(bind)
     except OSError as error:
         option = program.address_option(name, bind, listens=True)
-        raise ConfigError(f"{option}: {error.strerror}") from None
+        raise refused(option, error) from None
 
 
 async def _dial_others(
@@ -283,7 +283,7 @@ async def _dial_others(
             await dial(endpoint, other, addresses[other], incarnation)
         except OSError as error:
             option = program.address_option(other, addresses[other], listens=False)
-            raise ConfigError(f"{option}: {error.strerror}") from None
+            raise refused(option, error) from None
     if name in program.listeners:
         lead, identity = program.lead, f"{incarnation}/{GRANTS}"
         await endpoint.dial(addresses[lead], route=f"{lead}/{GRANTS}", identity=identity)
@@ -412,7 +412,7 @@ async def answered(
     try:
         return await unless_left(ask, terms)
     except OSError as error:
-        raise ConfigError(f"{option}: {error.strerror}") from None
+        raise refused(option, error) from None
     except DeniedError as error:
         return Finish("bad-input", str(error))
     except OverError as error:
@@ -535,7 +535,7 @@ def who_leads(
     except StorageError:
         raise  # It names its file.
     except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}") from None
+        raise refused(str(folder), error) from None
     return f"{name}.{number}", start_point
 
 

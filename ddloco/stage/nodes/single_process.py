@@ -18,7 +18,7 @@ from clocks import actor_of, number_of
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.driver.endpoints import dial, new_endpoint
 from ddloco.stage.driver.resume import StartPoint
-from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.files.toml import refused
 from ddloco.stage.nodes.node import HostedActor
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.malloc import give_back_spare, keep_freed_memory
@@ -190,7 +190,7 @@ class Cluster(Generic[P]):
                 self.addresses[name] = await endpoints[name].listen(wanted[name])
             except OSError as error:
                 option = program.address_option(name, wanted[name], listens=True)
-                raise ConfigError(f"{option}: {error.strerror}") from None
+                raise refused(option, error) from None
             self._listening(name, self.addresses[name])
         for name in program.names:
             for other in program.dials(name):

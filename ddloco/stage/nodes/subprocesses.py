@@ -244,6 +244,8 @@ class Processes(Generic[P]):
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         reason = (last_words(said) or ended) if code > 0 else ended
         status = STATUS.get(code, "failed")
+        if code == AGAIN and name in self._listeners and not child.asked:
+            status = "failed"  # Nobody has asked it, and nobody here starts it again.
         if child.doomed and code < 0:
             status, reason = "stopped", "ended on purpose"
         finish = Finish(status, reason if status != "done" else "done")

@@ -1170,7 +1170,7 @@ def test_a_model_that_cannot_be_saved_ends_the_job(open_harness):
     """A failed save is a failure of the job, also when it comes before the evaluation's end."""
     harness, effects = stopping(open_harness, A)
     failed = WorkFailed(of(SaveModel, effects)[0].work, "worker", "disk full")
-    assert [Finish("failed", "disk full")] == of(Finish, harness.tell(failed))
+    assert [Finish("failed", "disk full", again=True)] == of(Finish, harness.tell(failed))
 
 
 def test_a_model_that_cannot_be_scored_is_still_saved(open_harness):
@@ -1187,4 +1187,4 @@ def test_failed_work_ends_the_job(open_harness, kind, status):
     """All links are closed, and the finish says what failed."""
     effects = open_harness(B, A).tell(WorkFailed(7, kind, "it broke"))
     assert [A, B] == [each.peer for each in of(Hangup, effects)]
-    assert [Finish(status, "it broke")] == of(Finish, effects)
+    assert [Finish(status, "it broke", again=kind == "worker")] == of(Finish, effects)

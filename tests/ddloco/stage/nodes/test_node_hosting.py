@@ -31,7 +31,7 @@ class Waiting:
 class Alone:
     """A program of two such actors; the preparation of one takes a second."""
 
-    id, name, names, lead = "job-1", "job", ("a", "b"), "a"
+    id, name, names, lead, listeners = "job-1", "job", ("a", "b"), "a", ()
     tape, snapshot = TapeTable(), SnapshotTable()
 
     def __init__(self, raises):
