@@ -20,8 +20,10 @@ from ddloco.api.launch import (
 )
 from ddloco.cli.ask import complain, with_source
 from ddloco.job.config import Job
+from ddloco.job.protocol.status import Numbers
 from ddloco.machines.syncer.shutdown import DIVERGED
 from ddloco.monitoring.metrics import Sink, metrics_in_words
+from ddloco.monitoring.status_view import interval_in_words
 from ddloco.stage.actors.observations import DISREGARDED
 from ddloco.stage.files.run_folder import LOSS_FILE, SNAPSHOTS, TAPES
 from ddloco.stage.files.toml import ConfigError
@@ -143,6 +145,9 @@ def _conclude(ended: JobEnd, say: Callable[[str], None]) -> int:
         say(f"{name} has finished no step")
     if ended.result is not None:
         _conclude_with(ended.cluster.folder, ended.result, say)
+        numbers = Numbers(interval_steps=ended.result.get("interval_steps"))
+        if interval := interval_in_words(numbers, ended.cluster.program.job.sync.interval):
+            say(interval)
     return complain(ended.problem, FOUND) if ended.problem is not None else HELD
 
 

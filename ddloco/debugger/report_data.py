@@ -37,7 +37,7 @@ from ddloco.debugger.report_merges import (
 from ddloco.debugger.run_diff import compare
 from ddloco.job.config import Outer
 from ddloco.job.protocol.status import Numbers
-from ddloco.monitoring.status_view import seconds, time_in_words
+from ddloco.monitoring.status_view import interval_in_words, seconds, time_in_words
 from replay import tape
 
 POINTS_MAX = 24_000
@@ -363,6 +363,7 @@ def _facts(reader: _JobReader, found: LossFindings) -> list[Fact]:
         Fact("Merges", f"{len(merges):,}", mean),
         _incarnations(reader),
         _goodput(numbers),
+        *_interval(numbers, run.job.sync.interval),
     ]
     facts += [Fact("Not used", who, said) for who, said in run.disregarded.items()]
     tokens, merged = numbers.trained_tokens, numbers.merged_tokens
@@ -385,6 +386,12 @@ def _goodput(numbers: Numbers) -> Fact:
     share = f"{numbers.goodput:.1%}" if numbers.goodput is not None else "unknown"
     since = "since the syncer's restart: " * numbers.restarted
     return Fact("Goodput", share, since + time_in_words(numbers))
+
+
+def _interval(numbers: Numbers, asked: int) -> list[Fact]:
+    """How many inner steps an interval really had."""
+    said = interval_in_words(numbers, asked)
+    return [Fact("Interval", f"{numbers.interval_steps:.1f}", said)] if said else []
 
 
 def _steps_note(reader: _JobReader) -> str:

@@ -12,6 +12,8 @@ from ddloco.job.protocol.status import MemberStatus, Numbers, Status, SyncInFlig
 def picture(status: Status) -> Group:
     """The whole display: the job, a table of members, syncs in progress, and what they wait for."""
     lines = [header(status), counts(status), f"learners' time: {time_in_words(status)}"]
+    if interval := interval_in_words(status, status.interval):
+        lines.append(interval)
     if status.standstill:
         lines.append(f"[red]{escape(status.standstill)}[/red]")
     if status.problem:
@@ -75,6 +77,22 @@ def counts(status: Status) -> str:
         return lines
     sent, received = (f"{n / 2**20:.1f} MiB" for n in (status.sent_bytes, status.received_bytes))
     return f"{lines}, {sent} sent, {received} received"
+
+
+INTERVAL_MOST = 2.0
+"""How many times the inner steps that are asked for an interval may have before it is a warning."""
+
+
+def interval_in_words(numbers: Numbers, asked: int | None) -> str:
+    """How many inner steps an interval really had, beside how many were ``asked``; empty if it is
+    not known."""
+    had = numbers.interval_steps
+    if had is None or not asked:
+        return ""
+    said = f"an interval of {asked} inner steps had {had:.1f}"
+    if had <= INTERVAL_MOST * asked:
+        return said
+    return f"warning: {said}: the syncer does not keep up with such short steps"
 
 
 def goodput_in_words(numbers: Numbers) -> str:

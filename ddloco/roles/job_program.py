@@ -379,7 +379,9 @@ class JobProgram(Runnable):
         if self.job.job.tokens is not None:
             job["tokens"] = self.job.job.tokens
         job["lead"] = self.lead
-        return {**job, "quorum": self.job.sync.quorum, "tape_bytes": size}
+        sync = self.job.sync
+        asked = {"quorum": sync.quorum, "interval": sync.interval}
+        return {**job, **asked, "tape_bytes": size}
 
 
 def _command_of(job: Job, name: str) -> str:

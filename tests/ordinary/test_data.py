@@ -53,10 +53,10 @@ def test_a_store_that_is_away_for_a_moment(situation, method):
 def test_a_record_that_is_damaged(situation, form):
     """That learner comes back twice, ends for good with its reason, and the others train on."""
     broken = situation("broken")
-    assert broken.run("--set=worker.retry_s=0", *form, steps=60) == 0, broken.said
+    assert broken.run("--set=worker.retry_s=0", *form, steps=160) == 0, broken.said
     assert [each["actor"] for each in broken.logged("comes back")] == ["learner-1"] * 2
     assert f"{DAMAGED}, at batch 13; 3 incarnations in a row" in broken.said
-    assert max(each["t"] for each in broken.logged("merge")) == 60
+    assert max(each["t"] for each in broken.logged("merge")) == 160
     assert "identical" in broken.replay()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from ddloco.cli.parser import command_named, parser
 from ddloco.stage import Program, Role, SnapshotTable, TapeTable, UserActor
+from ddloco.stage.nodes.exit_codes import AGAIN
 from examples import parameter_server
 from replay import open_tapes
 from snapshot import Store
@@ -148,12 +149,12 @@ def test_what_does_not_go_together_is_said(tmp_path, more, said, capsys):
 
 @pytest.mark.parametrize("more", [[], ["--only", "server"]], ids=["all", "one"])
 def test_an_address_in_use_is_named_by_its_option(tmp_path, more, capsys):
-    """As the user gave it, however many actors run here."""
+    """As the user gave it, however many actors run here; it may be free again later."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         at = f"server=tcp://127.0.0.1:{taken.getsockname()[1]}"
         words = ["perform", "examples.parameter_server:program", "--dir", str(tmp_path / "run")]
         given = parser().parse_args([*words, *more, "--at", at])
-        assert command_named(given.run)(given) == 2
+        assert command_named(given.run)(given) == AGAIN
     said = capsys.readouterr().err
     assert said.startswith(f"ddloco: --at {at}: cannot listen")
     assert "Address already in use" in said

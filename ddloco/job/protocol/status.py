@@ -150,6 +150,9 @@ class Numbers(Struct, frozen=True, kw_only=True):
         away_s: the rest: they were gone, or starting, or in a step that is not finished.
         restarted: whether all this is since the syncer's restart only: an earlier incarnation of it
             has counted, too.
+        interval_steps: the inner steps between two versions of a fragment, on average over merges
+            those of the median contribution; ``sync.interval`` asks for them. None where no
+            fragments are synced.
     """
 
     goodput: float | None = None
@@ -167,6 +170,7 @@ class Numbers(Struct, frozen=True, kw_only=True):
     versions_s: float = 0.0
     away_s: float = 0.0
     restarted: bool = False
+    interval_steps: float | None = None
 
 
 class SyncerStatus(Numbers, frozen=True, kw_only=True):
@@ -213,6 +217,7 @@ class Status(SyncerStatus, frozen=True, kw_only=True):
         tokens: the tokens after which the job ends, if it ends by tokens and not by steps.
         lead: the syncer that leads the job.
         quorum: the job's quorum.
+        interval: the inner steps between two syncs of a fragment that the job asks for.
         tape_bytes: the size of the actor's tapes.
         job: the job's id.
         incarnation: the actor's incarnation.
@@ -231,6 +236,7 @@ class Status(SyncerStatus, frozen=True, kw_only=True):
     tokens: int | None = None
     lead: str = ""
     quorum: int | None = None
+    interval: int | None = None
     tape_bytes: int | None = None
     job: str = ""
     incarnation: str = ""

@@ -4,6 +4,8 @@ They are counted here and nowhere else. The log, the live display, trackers, ``s
 ``status --at``, the report and the simulator show what this says.
 """
 
+from collections.abc import Iterable
+
 from msgspec import Struct, field
 from msgspec.structs import astuple
 
@@ -99,6 +101,8 @@ class Accounts(Struct, forbid_unknown_fields=True):
         late: contributions that were not there when their sync was closed and merged.
         restarted: whether an earlier incarnation of this syncer has counted, which is not in here.
         fates: what became of the contributions of each learner, without its incarnation.
+        intervals: of how many merges the inner steps are counted, and their sum: of each those of
+            the median contribution since the version before.
     """
 
     joined: dict[str, float] = {}
@@ -110,6 +114,7 @@ class Accounts(Struct, forbid_unknown_fields=True):
     late: int = 0
     restarted: bool = False
     fates: dict[str, Fate] = {}
+    intervals: tuple[int, int] = 0, 0
 
     def fate(self, incarnation: str) -> Fate:
         """Return what became of a learner's contributions, to be changed."""
@@ -129,6 +134,12 @@ class Accounts(Struct, forbid_unknown_fields=True):
         """A contribution was merged."""
         fate = self.fate(incarnation)
         fate.merged, fate.in_row = fate.merged + 1, 0
+
+    def count_interval(self, steps: Iterable[int]) -> None:
+        """Contributions of so many inner steps were merged together."""
+        merges, total = self.intervals
+        known = sorted(steps)
+        self.intervals = merges + 1, total + known[(len(known) - 1) // 2]
 
     def disregarded(self, merges: int) -> dict[str, str]:
         """Return whose work is of no use to the job, by name, in words; see ``Fate``."""
@@ -170,6 +181,7 @@ class Accounts(Struct, forbid_unknown_fields=True):
             merges: merges so far.
             fragments: the fragments of this syncer, over which merged tokens are averaged.
         """
+        counted, total = self.intervals
         done = self.former
         for incarnation, newest in self.newest.items():
             done = done.plus(newest.minus(self.first[incarnation]))
@@ -197,6 +209,7 @@ class Accounts(Struct, forbid_unknown_fields=True):
             versions_s=round(spent.versions, DIGITS),
             away_s=round(max(whole - known, 0.0), DIGITS),
             restarted=self.restarted,
+            interval_steps=round(total / counted, 3) if counted else None,
         )
 
 

@@ -20,6 +20,7 @@ from ddloco.stage.driver.endpoints import dial, new_endpoint
 from ddloco.stage.driver.resume import StartPoint
 from ddloco.stage.files.toml import refused
 from ddloco.stage.nodes.node import HostedActor
+from ddloco.stage.nodes.repeated_failures import LASTING
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.malloc import give_back_spare, keep_freed_memory
 from transport.zeromq import ZmqEndpoint, open_context
@@ -148,7 +149,9 @@ class Cluster(Generic[P]):
     async def _run(
         self, hosted: HostedActor, context: object, begin: Callable[[HostedActor], object]
     ) -> None:
-        """Run an actor to its end, through all of its incarnations."""
+        """Run an actor to its end, through all of its incarnations. One that could not begin at
+        first, or a few times in a row later, is not tried again."""
+        vain = LASTING - 1
         while True:
             begin(hosted)
             try:
@@ -157,26 +160,33 @@ class Cluster(Generic[P]):
                 await hosted.endpoint.aclose()
             finishes = self.outcome.finishes
             finishes[hosted.incarnation] = finish
-            if not finish.again or hosted.name in self.program.listeners or self.asked:
+            vain = vain + 1 if hosted.driver is None else 0
+            stays = hosted.name in self.program.listeners or self.asked or vain >= LASTING
+            coming = None if stays or not finish.again else await self._next(hosted, context)
+            if coming is None:
                 self._ended(hosted, finish)
                 return
             finishes[hosted.incarnation] = Finish("left", finish.reason)
-            hosted = await self._next(hosted, context)
+            hosted = coming
             await trio.sleep(RETURN_S)
             if hosted.is_asked:  # Meanwhile the program has ended.
                 await hosted.endpoint.aclose()
                 finishes[hosted.incarnation] = Finish("stopped", "the program has ended")
                 return
 
-    async def _next(self, former: HostedActor, context: object) -> HostedActor:
-        """An actor's next incarnation."""
+    async def _next(self, former: HostedActor, context: object) -> HostedActor | None:
+        """An actor's next incarnation; None if the system has no sockets for it."""
         name, incarnation = former.name, f"{former.name}.{number_of(former.incarnation) + 1}"
         endpoint = new_endpoint(context, self._keys.get(name))
+        try:
+            for other in self.program.dials(name):
+                await dial(endpoint, other, self.addresses[other], incarnation)
+        except Exception:  # noqa: BLE001, of several libraries; the former end is what is told
+            await endpoint.aclose()
+            return None
         hosted = self._host(incarnation, endpoint)
         if former.finish is not None:
             hosted.note(COMES_BACK, {"reason": former.finish.reason})
-        for other in self.program.dials(name):
-            await dial(endpoint, other, self.addresses[other], incarnation)
         return hosted
 
     async def _connected(

@@ -85,7 +85,7 @@ class _Lines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
-        with suppress(OSError):  # It is tried again with each line.
+        with suppress(Exception):  # It is tried again with each line.
             self._open()
         self._torn = False
         """Whether the last line was written only in part."""

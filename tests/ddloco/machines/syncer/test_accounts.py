@@ -14,7 +14,7 @@ from ddloco.job.config import load_job
 from ddloco.job.protocol.messages import Progress
 from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.time_spent import TimeSpent
-from ddloco.machines.syncer.accounts import LATE, SPENT_S_MAX, Accounts
+from ddloco.machines.syncer.accounts import DISREGARDED, LATE, SPENT_S_MAX, Accounts
 from ddloco.machines.syncer.membership import Membership
 from ddloco.monitoring.live_display import Board
 from ddloco.monitoring.log_metrics import LogMetrics
@@ -231,3 +231,34 @@ def test_a_learner_that_was_stopped_is_shown_so(simulate):
     ]
     assert bins
     assert max(bins) <= 0.75
+
+
+def test_an_interval_has_the_steps_of_the_median_contribution():
+    """On average over merges; none before the first."""
+    accounts = Accounts()
+    known = {"live": 3, "quorum": 1, "merges": 2, "fragments": 1}
+    assert accounts.numbers(9.0, **known).interval_steps is None
+    accounts.count_interval([8, 30, 7])
+    accounts.count_interval([9, 10])
+    assert accounts.numbers(9.0, **known).interval_steps == 8.5
+
+
+def test_a_learner_whose_work_is_of_no_use_is_named():
+    """Five refusals in a row, or lateness without ever being merged; one merge ends the row."""
+    accounts = Accounts()
+    for _ in range(DISREGARDED - 1):
+        assert not accounts.refuse("learner-0.1", "norm 9").is_new
+        accounts.refuse("learner-1.1", LATE)
+    accounts.use("learner-2.1")
+    assert accounts.disregarded(7) == {}
+    assert accounts.refuse("learner-0.2", "norm 10").is_new
+    accounts.refuse("learner-1.1", LATE)
+    assert accounts.disregarded(7) == {
+        "learner-0": "was in 0 of 7 merges: refused 5 times, because norm 10",
+        "learner-1": "was in 0 of 7 merges: late 5 times",
+    }
+    accounts.use("learner-0.2")
+    accounts.use("learner-1.1")
+    assert accounts.disregarded(9) == {}
+    told = [accounts.refuse("learner-0.2", "norm 9").is_new for _ in range(4 * DISREGARDED)]
+    assert [n + 1 for n, new in enumerate(told) if new] == [5, 10, 20]
