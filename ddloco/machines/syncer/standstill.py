@@ -56,7 +56,7 @@ class Standstill(Struct, forbid_unknown_fields=True):
             return []
         if rounds.merges != self.merges:
             self.merges, self.since, self.warnings = rounds.merges, rounds.merged_at, 0
-        due = self.since + self._patience_s(rounds) * 2**self.warnings
+        due = self.since + self._patience_s(rounds, job) * 2**self.warnings
         if at < due:
             return [SetTimer(StandstillDue(), max(due, at + 1.0))]
         again = at + min(STANDSTILL_S * 2 ** (self.warnings + 1), REPEAT_S_MAX)
@@ -72,15 +72,18 @@ class Standstill(Struct, forbid_unknown_fields=True):
     def words(self, at: float, rounds: Rounds, job: Job, plan: FragmentPlan) -> str:
         """Return a description if nothing was merged for too long, else an empty string."""
         merged_at = max(self.since, rounds.merged_at)
-        if rounds.over(job, plan) or at - merged_at < self._patience_s(rounds):
+        if rounds.over(job, plan) or at - merged_at < self._patience_s(rounds, job):
             return ""
         return f"no merge for {at - merged_at:.0f} s: waits for {waits_for(rounds, job)}"
 
-    def _patience_s(self, rounds: Rounds) -> float:
+    def _patience_s(self, rounds: Rounds, job: Job) -> float:
         report_s, waiting = rounds.pacing.report_s, rounds.waiting
         if report_s is None:
             return STARTING_S
-        due = waiting.steps if waiting is not None else 0
+        due = 0
+        if waiting is not None:
+            paced = waiting.t - rounds.pacing.launched_t if job.sync.blocking else 0
+            due = max(waiting.steps, paced)
         return max(STANDSTILL_S, (due + STANDSTILL_STEPS) * report_s)
 
 

@@ -57,12 +57,30 @@ def test_every_surface_shows_it(stood):
     assert "" == stood.nodes["syncer"].actor.machine.status(stood.now).standstill
 
 
-def test_a_job_that_merges_says_nothing(World, make_job):
-    """However long it lasts."""
-    world = World(make_job(learners=2, fragments=3, interval=3, steps=300))
-    world.run(1000.0)
+@pytest.mark.parametrize(
+    ("step_s", "interval", "blocking"),
+    [(1.0, 3, False), (20.0, 3, False), (70.0, 3, False), (40.0, 60, False), (40.0, 60, True)],
+)
+def test_a_job_that_merges_says_nothing(World, make_job, step_s, interval, blocking):
+    """However long it lasts, and however long its steps and its intervals are."""
+    more = {"blocking": True, "quorum": 2} if blocking else {}
+    job = make_job(learners=2, fragments=3, interval=interval, steps=4 * interval, **more)
+    world = World(job, {"learner-0": step_s, "learner-1": step_s})
+    world.run(6 * interval * step_s + 1000.0)
     assert world.over
     assert [] == world.observed("no merge")
+
+
+def test_a_job_that_stands_says_so_whatever_its_deadlines_are(World, make_job):
+    """Learners that leave pulls unanswered lengthen them; a minute stays a minute."""
+    world = World(make_job(learners=2, fragments=3, interval=3, steps=900, quorum=2))
+    world.run(DEAD_AT_S)
+    machine = world.nodes["syncer"].actor.machine
+    machine.rounds.pacing.vain = 12
+    world.kill("learner-1")
+    world.run(DEAD_AT_S + 3 * STANDSTILL_S, events_max=200_000)
+    (at, _), *_ = world.observed("no merge", "syncer.1")
+    assert at - DEAD_AT_S <= STANDSTILL_S + 10.0
 
 
 def test_many_learners_are_counted():
