@@ -160,6 +160,8 @@ class Board:
                 self._warn(f"{line['actor']}: its data stream {when}: {line['reason']}")
             case "data again":
                 self._warn(f"{line['actor']}: its data stream brings batches again")
+            case "host callback":
+                self._warn(f"{line['actor']}: {line['reason']}")
             case "comes back":
                 self._warn(f"{line['actor']}: ended, and comes back: {line['reason']}")
             case "no merge":

@@ -6,8 +6,10 @@ that they need jax import it, all in this folder.
 
 import contextlib
 import math
+import os
 import platform
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -57,6 +59,12 @@ from transport import DTYPES, Bytes, Pieces, aligned
 STEP_MAX = 2**31 - 1
 """The largest global step that fits JAX's integers."""
 
+
+CALLBACK = re.compile(r"\b(pure|io|debug)_callback\b")
+"""The primitives by which a compiled function calls one of this host."""
+
+HOST_CALLBACK = "host callback"
+"""Log event of a step that has one, where XLA has one thread only."""
 
 DOES: dict[type, str] = {
     rpc.Prepare: "the task's module, its function, or batches()",
@@ -475,6 +483,8 @@ class Trainer:
     def _begin(self, step: "StepUnderWay", *, first: bool) -> None:
         """Begin to compute a step. The call returns when it has been compiled, before it is
         computed; the first one is waited for, and what follows is compiled then."""
+        if first:
+            self._warn_of_callbacks(step.given)
         step.begun_at, programs = time.monotonic(), self._programs()
         with self._watch.during("compiling the first step" if first else "a step"):
             self._params, self._opt_state, self._state, step.loss, step.metrics = self._update(
@@ -486,6 +496,16 @@ class Trainer:
         if first:
             step.loss.block_until_ready()
             self._device_s = time.monotonic() - step.begun_at
+
+    def _warn_of_callbacks(self, given: Given) -> None:
+        """Say that a step calls functions of this host while XLA has no thread for their arrays."""
+        if os.environ.get("NPROC") != "1":
+            return
+        with contextlib.suppress(Exception):  # The step itself tells what cannot be traced.
+            traced = self._update.trace(self._params, self._opt_state, self._state, given)
+            if CALLBACK.search(str(traced.jaxpr)):
+                reason = "the step calls back into Python, and may hang; set worker.threads = 2"
+                self._tell(HOST_CALLBACK, {"level": "warning", "reason": reason})
 
     def _draw_ahead(
         self, steps: Sequence["StepUnderWay"], data: FromShard | None, *, waits: bool

@@ -103,3 +103,13 @@ def sleepers():
 def here_and_now(*command):
     """What a command prints."""
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.parametrize(("threads", "told"), [(1, 3), (2, 0)])
+def test_a_loss_that_calls_a_function_of_the_host(situation, threads, told):
+    """With one thread such a step may hang: which setting helps is said before its first step."""
+    callback = situation("callback")
+    more = f"--set=worker.threads={threads}", "--set=sync.quorum=3"
+    assert callback.run(*more, steps=8) == 0, callback.said
+    assert len(callback.logged("host callback")) == told
+    assert ("set worker.threads = 2" in callback.said) == bool(told)

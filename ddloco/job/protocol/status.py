@@ -150,9 +150,8 @@ class Numbers(Struct, frozen=True, kw_only=True):
         away_s: the rest: they were gone, or starting, or in a step that is not finished.
         restarted: whether all this is since the syncer's restart only: an earlier incarnation of it
             has counted, too.
-        interval_steps: the inner steps between two versions of a fragment, on average over merges
-            those of the median contribution; ``sync.interval`` asks for them. None where no
-            fragments are synced.
+        interval_steps: the inner steps of the median learner between two syncs of a fragment, on
+            average; ``sync.interval`` asks for them. None before the second sync of one.
     """
 
     goodput: float | None = None

@@ -4,8 +4,6 @@ They are counted here and nowhere else. The log, the live display, trackers, ``s
 ``status --at``, the report and the simulator show what this says.
 """
 
-from collections.abc import Iterable
-
 from msgspec import Struct, field
 from msgspec.structs import astuple
 
@@ -101,8 +99,10 @@ class Accounts(Struct, forbid_unknown_fields=True):
         late: contributions that were not there when their sync was closed and merged.
         restarted: whether an earlier incarnation of this syncer has counted, which is not in here.
         fates: what became of the contributions of each learner, without its incarnation.
-        intervals: of how many merges the inner steps are counted, and their sum: of each those of
-            the median contribution since the version before.
+        intervals: how many intervals between two merges of one fragment were counted, and the sum
+            of their inner steps, each those of the median learner.
+        merged_at: the global step of the newest merge of that fragment, and the step of each
+            learner then.
     """
 
     joined: dict[str, float] = {}
@@ -114,7 +114,8 @@ class Accounts(Struct, forbid_unknown_fields=True):
     late: int = 0
     restarted: bool = False
     fates: dict[str, Fate] = {}
-    intervals: tuple[int, int] = 0, 0
+    intervals: tuple[int, float] = 0, 0.0
+    merged_at: tuple[int, dict[str, int]] = 0, {}
 
     def fate(self, incarnation: str) -> Fate:
         """Return what became of a learner's contributions, to be changed."""
@@ -135,11 +136,15 @@ class Accounts(Struct, forbid_unknown_fields=True):
         fate = self.fate(incarnation)
         fate.merged, fate.in_row = fate.merged + 1, 0
 
-    def count_interval(self, steps: Iterable[int]) -> None:
-        """Contributions of so many inner steps were merged together."""
-        merges, total = self.intervals
-        known = sorted(steps)
-        self.intervals = merges + 1, total + known[(len(known) - 1) // 2]
+    def count_interval(self, t: int, steps: dict[str, int], interval: int) -> None:
+        """A fragment was merged at global step ``t``, always the same one, when the learners had
+        done so many ``steps``; ``interval`` global steps are asked for between two such merges."""
+        (before_t, before), self.merged_at = self.merged_at, (t, steps)
+        ran = sorted(steps[who] - before[who] for who in steps if who in before)
+        if ran and t > before_t:
+            count, total = self.intervals
+            median = ran[(len(ran) - 1) // 2]
+            self.intervals = count + 1, total + median * interval / (t - before_t)
 
     def disregarded(self, merges: int) -> dict[str, str]:
         """Return whose work is of no use to the job, by name, in words; see ``Fate``."""

@@ -611,8 +611,9 @@ class Rounds(Struct, forbid_unknown_fields=True):
         effects += self.sites.spread(at, p, told, self.globals, job.compress)
         new = sum(sync.parts[learner].said.tokens for learner in event.accepted)
         self.membership.accounts.merge(p, new, sync.unanswered)
-        steps = (sync.parts[learner].said.steps for learner in event.accepted)
-        self.membership.accounts.count_interval(steps)
+        if p == min(self.globals.owned) and sync.t <= job.job.last_step:
+            known = {m.incarnation: m.progress.step for m in members if m.progress is not None}
+            self.membership.accounts.count_interval(sync.t, known, job.sync.interval)
         if job.job.tokens is not None:
             self.recover_tokens(p, self.tokens.get(p, 0) + new)
         seen = sync.seen(event, self.pacing.sync_s.value or 0.0)

@@ -233,14 +233,18 @@ def test_a_learner_that_was_stopped_is_shown_so(simulate):
     assert max(bins) <= 0.75
 
 
-def test_an_interval_has_the_steps_of_the_median_contribution():
-    """On average over merges; none before the first."""
+def test_an_interval_has_the_steps_of_the_median_learner():
+    """Between two merges of a fragment, on average; none before the second one."""
     accounts = Accounts()
     known = {"live": 3, "quorum": 1, "merges": 2, "fragments": 1}
+    accounts.count_interval(8, {"a.1": 5, "b.1": 9, "c.1": 7}, 8)
     assert accounts.numbers(9.0, **known).interval_steps is None
-    accounts.count_interval([8, 30, 7])
-    accounts.count_interval([9, 10])
-    assert accounts.numbers(9.0, **known).interval_steps == 8.5
+    accounts.count_interval(16, {"a.1": 12, "b.1": 40, "c.1": 17, "d.1": 90}, 8)
+    assert accounts.numbers(9.0, **known).interval_steps == 10
+    accounts.count_interval(32, {"a.1": 32, "c.2": 1}, 8)  # One of them was repeated.
+    assert accounts.numbers(9.0, **known).interval_steps == 10
+    accounts.count_interval(40, {"e.1": 1}, 8)
+    assert accounts.numbers(9.0, **known).interval_steps == 10
 
 
 def test_a_learner_whose_work_is_of_no_use_is_named():
