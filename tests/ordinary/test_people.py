@@ -83,8 +83,9 @@ def test_the_job_is_the_same(situation, sound, monkeypatch, what, error, times):
 
 
 def started(situation, *command, **more):
-    """Start a command of a job in its folder, as users do."""
-    return subprocess.Popen([*DDLOCO, *command], cwd=situation.folder, text=True, **more)
+    """Start a command of a job in its folder, as users do: these tests may run under ``nohup``."""
+    words = ["env", "--default-signal=HUP", *DDLOCO, *command]
+    return subprocess.Popen(words, cwd=situation.folder, text=True, **more)
 
 
 @pytest.fixture
@@ -119,8 +120,11 @@ def test_a_terminal_that_is_closed(job):
     """The job hears of it (SIGHUP), and leaves in good order: it can be continued and replayed."""
     running = started(job, "run", "job.toml", "--dir", "run", "--set=job.steps=1000000",
                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
-    job.wait_for("merge")
-    running.stdout.close()
-    running.send_signal(signal.SIGHUP)
-    assert running.wait(60) == 75
+    try:
+        job.wait_for("merge")
+        running.stdout.close()
+        running.send_signal(signal.SIGHUP)
+        assert running.wait(60) == 75
+    finally:
+        running.kill()
     assert "identical" in job.replay()
