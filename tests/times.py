@@ -48,7 +48,9 @@ def pytest_runtest_teardown(item):
         return (yield)
     finally:
         cpu, wall = item.began
-        item.user_properties.append(("took", (cpu_s() - cpu, time.perf_counter() - wall)))
+        # The system rounds what a process took in another way once that has ended.
+        took = max(cpu_s() - cpu, 0.0)
+        item.user_properties.append(("took", (took, time.perf_counter() - wall)))
 
 
 class Table:
