@@ -476,20 +476,20 @@ class Trainer:
             made_again = partial(self._first_moments, counts)
             self._opt_state = made_again()
         twice = first or request.check
-        found = self._run_and_restore(step.given, request, made_again) if twice else {}
+        if first:
+            self._warn_of_callbacks(step.given)
+        with self._watch.during("compiling the first step" if first else "a step"):
+            found = self._run_and_restore(step.given, request, made_again) if twice else {}
         self._installed = None  # The actor uses its memory again after these steps.
         return found
 
     def _begin(self, step: "StepUnderWay", *, first: bool) -> None:
         """Begin to compute a step. The call returns when it has been compiled, before it is
         computed; the first one is waited for, and what follows is compiled then."""
-        if first:
-            self._warn_of_callbacks(step.given)
         step.begun_at, programs = time.monotonic(), self._programs()
-        with self._watch.during("compiling the first step" if first else "a step"):
-            self._params, self._opt_state, self._state, step.loss, step.metrics = self._update(
-                self._params, self._opt_state, self._state, step.given
-            )
+        self._params, self._opt_state, self._state, step.loss, step.metrics = self._update(
+            self._params, self._opt_state, self._state, step.given
+        )
         if not first and self._programs() > programs:
             step.compiling_s = time.monotonic() - step.begun_at
             step.begun_at += step.compiling_s

@@ -8,6 +8,7 @@ from ddloco.job.protocol.fragment_plan import Leaf
 from ddloco.job.protocol.messages import JobBody
 from ddloco.job.protocol.timers import JobTimer
 from ddloco.job.protocol.work import RESULTS
+from ddloco.stage.actors.effects import Observe
 from ddloco.stage.actors.events import HappensToAll
 from ddloco.stage.actors.timers import TimerOfAll
 from transport import Event, MessageArrived, TimerFired
@@ -42,6 +43,15 @@ class WorkerBusy(Event, frozen=True):
 
     call: str
     for_s: float
+
+    @property
+    def words(self) -> str:
+        """The call and its time so far."""
+        return f"{self.call} for {self.for_s:.0f} s"
+
+    def observed(self) -> Observe:
+        """Return what is logged of it."""
+        return Observe("worker busy", {"level": "warning", "call": self.call, "for_s": self.for_s})
 
 
 Happened = Union[

@@ -212,9 +212,8 @@ class Coordinator(OwnMachine):
                 return self._go_on(at)
             case Evaluated(_, loss, metrics) if self.shutdown is not None:
                 return self.shutdown.result(loss, metrics, self.final)
-            case WorkerBusy(call, for_s):
-                fields = {"level": "warning", "call": call, "for_s": for_s}
-                return [Observe("worker busy", fields)]
+            case WorkerBusy():
+                return [event.observed()]
             case ModelSaved() if self.shutdown is not None:
                 self.shutdown.saved = True
                 return []

@@ -119,10 +119,9 @@ class Replica(OwnMachine):
                 if kind == "task":
                     return self._finish("bad-input", reason)
                 return self._finish("failed", f"{reason}, at batch {self.drawn}", again=True)
-            case WorkerBusy(call, for_s):
-                self.busy = f"{call} for {for_s:.0f} s"
-                told = {"level": "warning", "call": call, "for_s": for_s}
-                return [self._report(), Observe("worker busy", told)]
+            case WorkerBusy():
+                self.busy = event.words
+                return [self._report(), event.observed()]
             case StopRequested(reason):
                 return self._stop(at, reason)
             case TimerFired(LeaveDeadline()) if self.stopping is not None:

@@ -289,10 +289,9 @@ class Learner(OwnMachine):
     def _worker_told(self, event: WorkFailed | WorkerBusy) -> list[Effect]:
         """Handle what its worker cannot do, or has been doing for long."""
         match event:
-            case WorkerBusy(call, for_s):
-                self.busy = f"{call} for {for_s:.0f} s"
-                said = {"level": "warning", "call": call, "for_s": for_s}
-                return [*self._report(), Observe("worker busy", said)]
+            case WorkerBusy():
+                self.busy = event.words
+                return [*self._report(), event.observed()]
             case WorkFailed(kind="task", reason=reason):
                 return self._finish("bad-input", reason)
             case WorkFailed(reason=reason):
