@@ -27,7 +27,7 @@ from ddloco.stage.nodes.node import HostedActor
 from ddloco.stage.nodes.serve import Terms, check_bind, serve_role
 from ddloco.stage.nodes.single_process import ANY_PORT, Cluster
 from ddloco.stage.nodes.subprocesses import Processes
-from ddloco.stage.nodes.waiting import peers_of, tell_waiting
+from ddloco.stage.nodes.waiting import tell_missing_peers
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import NamedError
 from ddloco.stage.process.errors import first_of
@@ -184,13 +184,9 @@ async def _run(
         if isinstance(started, Processes):
             outcome = await started.run()
         else:
-            outcome = await started.run(partial(_waiting, started.addresses))
+            outcome = await started.run(partial(tell_missing_peers, started.addresses))
         nursery.cancel_scope.cancel()
     return outcome.finishes
-
-
-async def _waiting(addresses: Mapping[str, str], hosted: HostedActor) -> None:
-    await tell_waiting(hosted, peers_of(hosted.program, hosted.name, addresses))
 
 
 class _Here:
@@ -247,7 +243,7 @@ class _Here:
             trust=self._loaded.trust,
             signals=len(self._names) == 1,
             listening=listening,
-            beside=(self._show, partial(_waiting, self._addresses)),
+            beside=(self._show,),
         )
         self.finishes[name] = Finish("left", "asked to before it had begun")
         with self._scopes[name]:

@@ -246,13 +246,7 @@ def _job(given: argparse.Namespace) -> Job | Finish:
     if given.overrides:
         raise ConfigError(f"--set {given.overrides[0]}: without JOB.toml the syncer has the job's")
 
-    def waiting(whom: str) -> None:
-        SafeConsole(stderr=True, markup=False).print(f"wait for {whom}", soft_wrap=True)
-
-    terms = _terms(given)
-    return Asker(
-        given.name, given.folder, given.connect[0], given.keys, terms, waiting=waiting
-    ).job()
+    return Asker(given.name, given.folder, given.connect[0], given.keys, _terms(given)).job()
 
 
 def _concluded(given: argparse.Namespace, finish: Finish) -> int:

@@ -47,7 +47,7 @@ from ddloco.stage.tapes.side_channel import SideChannel
 from ddloco.workers import rpc
 from ddloco.workers.call_watch import WORKER_BUSY
 from ddloco.workers.executor import WorkExecutor
-from ddloco.workers.fork_protocol import Rank
+from ddloco.workers.fork_protocol import MEETING, Rank
 from ddloco.workers.fragment_store import FragmentFolder
 from ddloco.workers.process import WorkerDiedError, WorkerRequestError, open_worker
 from ddloco.workers.task import TaskError, task_digest
@@ -223,6 +223,15 @@ class JobProgram(Runnable):
         """``--bind`` or ``--connect``."""
         del name
         return f"{'--bind' if listens else '--connect'} {address}"
+
+    def awaits(self, name: str, linked: set[str], met: set[str]) -> Sequence[str]:
+        """Whom it dials; and learners, as long as a sync would have no quorum."""
+        del met
+        dialling = [other for other in self.job.learner_names() if name in self.dials(other)]
+        quorum = self.job.sync.quorum if name in self.job.syncer_names() else 1
+        enough = len(linked & set(dialling)) >= quorum
+        wanted = (*self.dials(name), *(() if enough else dialling))
+        return [other for other in wanted if other not in linked]
 
     def peers_said(self, name: str) -> str:
         """The other kind."""
@@ -425,8 +434,11 @@ def _show_trace(
 
 
 def _heard(hosted: HostedActor, event: str, fields: dict[str, Any]) -> None:
-    """Log what a worker tells; the actor itself hears which call takes long, and tells others."""
-    if event != WORKER_BUSY or not hosted.tell(WorkerBusy(**fields)):
+    """Log what a worker tells; the actor itself hears which call takes long, and tells others. For
+    whom a worker waits is said while it does."""
+    if event == MEETING:
+        hosted.awaits = fields["for"]
+    elif event != WORKER_BUSY or not hosted.tell(WorkerBusy(**fields)):
         hosted.note(event, fields)
 
 

@@ -7,9 +7,7 @@ and a learner that is started again finds it there. A task's module that is foun
 itself is used as it is, and a difference is reported when the learner gets its number.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -33,6 +31,7 @@ from ddloco.stage.nodes.incarnation_grants import (
 )
 from ddloco.stage.nodes.place_mirror import address_in
 from ddloco.stage.nodes.serve import Terms, answered, unless_left
+from ddloco.stage.nodes.waiting import Wait
 from ddloco.workers.task import TaskError, task_digest
 from ddloco.workers.task_sources import keep_received
 from snapshot import open_place
@@ -52,7 +51,6 @@ class Asker:
         address: where the lead listens, or the place of its lease.
         keys: this host's keys; None without.
         terms: how its process runs.
-        waiting: called with whom it waits for, if there is no answer at once.
     """
 
     name: str
@@ -60,7 +58,6 @@ class Asker:
     address: str
     keys: Path | None
     terms: Terms
-    waiting: Callable[[str], None]
 
     def job(self) -> Job | Finish:
         """The job, and its task's source in the run folder; or how this process ends without.
@@ -108,7 +105,6 @@ class Asker:
                 Describe(),
                 decode_described,
                 patience_s=self.terms.patience_s,
-                waiting=partial(self.waiting, f"a job file from {address}"),
                 ended=ended,
             )
 
@@ -117,25 +113,25 @@ class Asker:
             return JobOver(reason) if reason else None
 
         if address.startswith(LEASE_PLACE):
-            found = await unless_left(self._found, self.terms)
+            whom = f"the address of a syncer in {address}"
+            wait = Wait(self.name, lambda: whom)
+            found = await unless_left(self._found, self.terms, wait)
             if isinstance(found, Finish):
                 return found
             address = found
         check_dial("--connect", address)
         async with open_context() as context:
             endpoint = new_endpoint(context, curve)
-            return await answered(ask, endpoint, self.terms, f"--connect {address}")
+            wait = Wait(self.name, lambda: f"a job file from {address}")
+            return await answered(ask, endpoint, self.terms, f"--connect {address}", wait)
 
     async def _found(self) -> str | Finish:
         """The lead's address in the place of its lease, as soon as it is there."""
-        place, told = open_place(self.address.removeprefix(LEASE_PLACE)), False
+        place = open_place(self.address.removeprefix(LEASE_PLACE))
         with trio.move_on_after(self.terms.patience_s):
             while True:
                 found = await trio.to_thread.run_sync(address_in, place, LEADS)
                 if found:
                     return found
-                if not told:
-                    told = True
-                    self.waiting(f"the address of a syncer in {self.address}")
                 await trio.sleep(AGAIN_S)
         return Finish("left", f"{self.address} has no address for {self.terms.patience_s:g} s")

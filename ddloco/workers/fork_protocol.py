@@ -13,6 +13,9 @@ from ddloco.stage.process.entry_point import KeptModules
 FOR_ACTOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that a terminal or an engine sends to whole process groups; the actor decides."""
 
+MEETING = "meeting"
+"""What a worker tells its actor that waits for the other ranks, and again when they have met."""
+
 FORK_BYTES_MAX = 65536
 """The size of one request: a name, three paths, and the names of up to 500 modules."""
 

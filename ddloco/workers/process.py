@@ -299,7 +299,9 @@ async def open_worker(
                 each.close()
 
 
-async def run_other_rank(name: str, worker: Worker, rank: Rank) -> tuple[int | None, str]:
+async def run_other_rank(
+    name: str, worker: Worker, rank: Rank, met: Callable[[], None]
+) -> tuple[int | None, str]:
     """Run a process that follows the rank 0 of a learner, which is elsewhere; killed if this is
     cancelled, or if it gives no sign of life.
 
@@ -307,6 +309,7 @@ async def run_other_rank(name: str, worker: Worker, rank: Rank) -> tuple[int | N
         name: shown in the system's list of processes.
         worker: threads and environment.
         rank: which one it is, and where it meets the others.
+        met: called at its signs of life, which begin when it has met the others.
 
     Returns:
         its exit status, and how it ended in words.
@@ -316,7 +319,7 @@ async def run_other_rank(name: str, worker: Worker, rank: Rank) -> tuple[int | N
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(link))
         stuck = ended = ""
         try:
-            if await _ends_by_itself(stream, worker.stall_s):
+            if await _ends_by_itself(stream, worker.stall_s, met):
                 with trio.move_on_after(EXIT_S_MAX):
                     await forked.wait()
             else:
@@ -330,13 +333,16 @@ async def run_other_rank(name: str, worker: Worker, rank: Rank) -> tuple[int | N
         return forked.code, stuck + ended
 
 
-async def _ends_by_itself(stream: trio.SocketStream, stall_s: float) -> bool:
+async def _ends_by_itself(
+    stream: trio.SocketStream, stall_s: float, alive: Callable[[], None]
+) -> bool:
     """Wait until a process has ended, or has given no sign of life for too long after it once
-    did."""
+    did; ``alive`` is called at each sign."""
     most_s = math.inf
     with contextlib.suppress(trio.BrokenResourceError):
         while piece := await received_in_time(stream, most_s):
             most_s = stall_s
+            alive()
         return piece is not None
     return True
 

@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +22,7 @@ from ddloco.stage.arrays.shared_memory import ArenaView
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.stage.process.entry_point import KeptFinder, look_here_first
 from ddloco.workers import breakpoints, rpc
-from ddloco.workers.fork_protocol import FOR_ACTOR, Fork, Rank
+from ddloco.workers.fork_protocol import FOR_ACTOR, MEETING, Fork, Rank
 from ddloco.workers.group import Group, OtherArena, open_group
 from ddloco.workers.task import TaskError
 from ddloco.workers.trainer import CorruptionError, Trainer
@@ -187,9 +187,22 @@ def serve_requests(fork: Fork, link: socket.socket, shared: Sequence[int], sayin
     return HELD
 
 
+@contextlib.contextmanager
+def _waiting_for_others(rank: Rank, own: OwnProcess) -> Iterator[None]:
+    """Tell the actor, which is that of rank 0, for whom its worker waits."""
+    if rank.number:
+        yield
+        return
+    place = rank.coordinator or "the place that JAX finds"
+    own.tell(MEETING, {"for": f"the other ranks, {rank.of - 1} of {rank.of}, to come to {place}"})
+    yield
+    own.tell(MEETING, {"for": ""})
+
+
 def _serve_together(rank: Rank, own: OwnProcess, shared: Sequence[int]) -> int:
     try:
-        group = open_group(rank, own.saying, own)
+        with _waiting_for_others(rank, own):
+            group = open_group(rank, own.saying, own)
     except (OSError, RuntimeError) as error:
         said = f"rank {rank.number} of {rank.of}: cannot meet the others at "
         own.die(f"{said}{rank.coordinator or 'the place that JAX finds'}: {error}", FOUND)

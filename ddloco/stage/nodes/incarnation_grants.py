@@ -196,14 +196,12 @@ async def ask_lead(
     decode: Callable[[Sequence[Buffer]], Answer | Denied | JobOver],
     *,
     patience_s: float,
-    waiting: Callable[[], None],
     ended: Callable[[], JobOver | None],
 ) -> Answer:
     """Ask the lead until it answers, for at most ``patience_s`` seconds.
 
     ``names`` are the actor and the lead. The endpoint is used for nothing else, and the caller
-    closes it. ``waiting`` is called once, if the first request was not answered at once, and
-    ``ended`` tells what is known of the job's end meanwhile.
+    closes it. ``ended`` tells what is known of the job's end meanwhile.
 
     Raises:
         OSError: the address is invalid.
@@ -231,7 +229,7 @@ async def ask_lead(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(endpoint.run, deliver)
         with trio.move_on_after(patience_s):
-            answer = await _answer(ask, receive, waiting, ended)
+            answer = await _answer(ask, receive, ended)
         nursery.cancel_scope.cancel()
     if answer is None:
         raise SilentError(f"{lead} does not answer at {address} for {patience_s:g} s")
@@ -245,18 +243,14 @@ async def ask_lead(
 async def _answer(
     ask: Callable[[], None],
     receive: trio.MemoryReceiveChannel[Answer | Denied | JobOver],
-    waiting: Callable[[], None],
     ended: Callable[[], JobOver | None],
 ) -> Answer | Denied | JobOver:
     """Ask again and again, until there is an answer or the job is known to have ended."""
-    is_first = True
     while True:
         ask()
         with trio.move_on_after(AGAIN_S):
             return await receive.receive()
-        if is_first:
-            waiting()
-        is_first, over = False, ended()
+        over = ended()
         if over is not None:
             return over
 

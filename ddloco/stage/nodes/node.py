@@ -126,6 +126,7 @@ class HostedActor:
         finish: how the actor ended; None until then.
         leave_reason: why it was asked to leave, if it was before it had started.
         opening: the scope of the preparation before the actor starts; cancelling it loses nothing.
+        awaits: for whom its worker waits before it can start; empty for nobody.
         traceback: the file with the last traceback of user code.
         log: where its lines go; while it is open.
         tell_source: called with the user's source files, by name, once they are known.
@@ -158,6 +159,7 @@ class HostedActor:
         self.finish: Finish | None = None
         self.leave_reason: str | None = None
         self.opening = trio.CancelScope()
+        self.awaits = ""
         self.traceback: Path | None = None
         self.tell_source: Callable[[Mapping[str, str]], None] = lambda _: None
         self._leaving = False

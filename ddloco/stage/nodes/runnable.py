@@ -174,6 +174,19 @@ class Runnable(ABC):
     def is_over(self, running: Sequence[str]) -> bool:
         """Whether those that still run wait for nobody else."""
 
+    def awaits(self, name: str, linked: set[str], met: set[str]) -> Sequence[str]:
+        """The peers that an actor cannot do without and waits for, of those that it dials and
+        those that dial it: by default whom it has not met yet.
+
+        Args:
+            name: the actor.
+            linked: to whom it has a link now.
+            met: to whom it has had one.
+        """
+        del linked
+        dialling = [other for other in self.names if name in self.dials(other)]
+        return [other for other in (*self.dials(name), *dialling) if other not in met]
+
     def peers_said(self, name: str) -> str:
         """What the peers of an actor are, for people."""
         del name

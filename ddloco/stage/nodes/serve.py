@@ -3,7 +3,7 @@
 import ipaddress
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 
 import trio
 
-from clocks import MonotonicTime, actor_of, number_of
+from clocks import actor_of, number_of
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.driver.endpoints import dial, new_endpoint
 from ddloco.stage.driver.resume import StartPoint
 from ddloco.stage.files.addresses import check_listen, end_at, write_address, write_end
-from ddloco.stage.files.run_folder import LEASE, LOG_FILE, SNAPSHOTS, TAPES, address_file
+from ddloco.stage.files.run_folder import LEASE, SNAPSHOTS, TAPES, address_file
 from ddloco.stage.files.toml import ConfigError, PassingError, refused
 from ddloco.stage.nodes.auth_log import AuthRefusals
 from ddloco.stage.nodes.incarnation_gate import Gate
@@ -44,9 +44,9 @@ from ddloco.stage.nodes.node import HostedActor, Notes
 from ddloco.stage.nodes.place_mirror import PlaceMirror
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
+from ddloco.stage.nodes.waiting import Wait, tell_missing_peers
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.errors import first_of
-from ddloco.stage.process.log import ActorLog
 from ddloco.stage.process.malloc import give_back_spare, keep_freed_memory
 from ddloco.stage.process.signals import stop_on_signal, stop_with_parent
 from ddloco.stage.process.terminal import one_line
@@ -145,7 +145,7 @@ async def serve_role(
     if terms.lease:
         mirror = PlaceMirror(open_place(place), folder, name, lease.confirm)
     try:
-        left = await unless_left(partial(_succeed, lease, terms), terms)
+        left = await _succeed(name, lease, terms)
         if isinstance(left, Finish):
             return left
         if terms.standby and lease.finish is not None:
@@ -216,6 +216,8 @@ async def _act(
             start_point=start_point, address=addresses.get(program.lead, ""),
             alone=terms.alone, lease=lease,
         )  # fmt: skip
+        missing = partial(tell_missing_peers, {**addresses, name: address})
+        terms = replace(terms, beside=(*terms.beside, missing))
         finish = await _serve(hosted, endpoint, terms, granting)
         if leads and hosted.driver is not None and (lease is None or lease.holds()):
             _note_followed(folder, hosted.driver.actor.links)
@@ -239,11 +241,13 @@ def _note_followed(folder: Path, links: Links[Any]) -> None:
             tape.rename(tape.with_suffix(".superseded"))
 
 
-async def _succeed(lease: Lease, terms: Terms) -> Granted:
-    """Return once the predecessor acts no more."""
+async def _succeed(name: str, lease: Lease, terms: Terms) -> Granted | Finish:
+    """Return once the predecessor acts no more, or how this process ends before."""
     console, told = SafeConsole(stderr=True, markup=False), ""
     look = partial(lease.look, standby=terms.standby)
-    try:
+
+    async def succeed() -> Granted:
+        nonlocal told
         claim = await trio.to_thread.run_sync(look)
         while claim is not None:
             if claim.said != told:
@@ -253,9 +257,13 @@ async def _succeed(lease: Lease, terms: Terms) -> Granted:
                 console.print(f"{told} {does}: wait for {waits}", soft_wrap=True)
             await trio.sleep(STANDBY_LOOK_S if terms.standby else LOOK_S)
             claim = await trio.to_thread.run_sync(look)
+        return Granted(0)
+
+    me = f"the standby of {name}" if terms.standby else name
+    try:
+        return await unless_left(succeed, terms, Wait(me, lambda: f"the end of {told}"))
     except LeaseTakenError as error:
         raise PassingError(str(error)) from None
-    return Granted(0)
 
 
 def _take(lease: Lease, incarnation: str) -> None:
@@ -370,11 +378,11 @@ async def _number(
         want_of(program, here, exact, folder),
         decode_granted,
         patience_s=terms.patience_s,
-        waiting=partial(_note_waiting, folder, name, f"{lead} at {address}"),
         ended=ended,
     )
     option = program.address_option(lead, address, listens=False)
-    answer = await answered(ask, endpoint, terms, option)
+    wait = Wait(name, lambda: f"a number from {lead} at {address}", folder)
+    answer = await answered(ask, endpoint, terms, option, wait)
     if isinstance(answer, Finish):
         return answer
     refuse_unshared(program, folder)
@@ -401,16 +409,16 @@ def refuse_unshared(program: Runnable, folder: Path) -> None:
 
 
 async def answered(
-    ask: Callable[[], Awaitable[T]], endpoint: ZmqEndpoint, terms: Terms, option: str
+    ask: Callable[[], Awaitable[T]], endpoint: ZmqEndpoint, terms: Terms, option: str, wait: Wait
 ) -> T | Finish:
     """What the lead answers to ``ask``, or how this process ends without an answer; closes the
-    endpoint.
+    endpoint. Whoever waits for it is ``wait``.
 
     Raises:
         ConfigError: the address that ``option`` has given is invalid.
     """
     try:
-        return await unless_left(ask, terms)
+        return await unless_left(ask, terms, wait)
     except OSError as error:
         raise refused(option, error) from None
     except DeniedError as error:
@@ -420,11 +428,15 @@ async def answered(
     except SilentError as error:
         return Finish("left", str(error))
     finally:
+        endpoint.hurry(0)  # Who has ended needs no answer to a question that is still here.
         await endpoint.aclose()
 
 
-async def unless_left(ask: Callable[[], Awaitable[T]], terms: Terms) -> T | Finish:
-    """The answer, or how this process ends if it must leave before there is one.
+async def unless_left(
+    ask: Callable[[], Awaitable[T]], terms: Terms, wait: Wait | None = None
+) -> T | Finish:
+    """The answer, or how this process ends if it must leave before there is one; ``wait`` is told
+    meanwhile.
 
     Raises:
         Exception: what ``ask`` raises, in no group.
@@ -442,16 +454,13 @@ async def unless_left(ask: Callable[[], Awaitable[T]], terms: Terms) -> T | Fini
                 nursery.start_soon(stop_on_signal, leave, leave)
             if terms.with_parent:
                 nursery.start_soon(stop_with_parent, leave, leave)
+            if wait is not None:
+                nursery.start_soon(partial(wait.tell, on_screen=not terms.with_parent))
             answers.append(await ask())
             nursery.cancel_scope.cancel()
     except ExceptionGroup as group:
         raise first_of(group) from None
     return answers[0] if answers else left[0]
-
-
-def _note_waiting(folder: Path, name: str, whom: str) -> None:
-    with closing(ActorLog(folder / LOG_FILE, f"{name}.0", MonotonicTime().began)) as log:
-        log.observe("waiting", 0.0, 0, {"for": f"a number from {whom}"})
 
 
 async def _serve(

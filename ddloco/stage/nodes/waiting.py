@@ -1,43 +1,122 @@
-"""Says which peers an actor waits for."""
+"""Says for whom an actor or a process waits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
-from clocks import actor_of
+from clocks import MonotonicTime, actor_of
+from ddloco.stage.files.run_folder import LOG_FILE
 from ddloco.stage.nodes.node import HostedActor
 from ddloco.stage.nodes.runnable import Runnable
+from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.log import ActorLog
 
 LOOK_S = 1.0
-"""Interval, in seconds, at which an actor's links are looked at while it waits for peers."""
+"""Interval, in seconds, at which somebody who waits is looked at."""
 
-WAIT_TOLD_S = 5.0
-"""How long, in seconds, an actor waits for peers before this is logged: actors on one host meet
-sooner. Then twice as long, each time."""
+WAIT_TOLD_S = 4.0
+"""How long somebody waits, in seconds, before this is said: actors on one host meet sooner."""
+
+WAIT_AGAIN_S = 30.0
+"""Then it is said again at this interval, in seconds."""
+
+NAMED_MAX = 3
+"""The number of peers that are named; the others are counted."""
+
+WAITING = "waiting"
+"""The log event of somebody who waits."""
+
+
+async def tell_waiting(whom: Callable[[], str], say: Callable[[str, float], None]) -> None:
+    """Say for whom somebody waits, after a few seconds and every half minute from then on, until
+    cancelled.
+
+    Args:
+        whom: whoever is waited for now; empty for nobody.
+        say: called with that, and since how many seconds.
+    """
+    since, told_s = trio.current_time(), WAIT_TOLD_S
+    while True:
+        await trio.sleep(LOOK_S)
+        missing, now = whom(), trio.current_time()
+        if not missing:
+            since, told_s = now, WAIT_TOLD_S
+        elif now - since >= told_s:
+            say(missing, now - since)
+            told_s += WAIT_AGAIN_S
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A process waits that is no actor yet, or that never is one.
+
+    Args:
+        name: its name.
+        whom: see ``tell_waiting``.
+        folder: the run folder into whose log this is written; None for none.
+    """
+
+    name: str
+    whom: Callable[[], str]
+    folder: Path | None = None
+
+    async def tell(self, *, on_screen: bool = True) -> None:
+        """Say for whom it waits, until cancelled."""
+        console = SafeConsole(stderr=True, markup=False)
+
+        def say(missing: str, since_s: float) -> None:
+            if on_screen:
+                said = f"{self.name} waits for {missing}, since {since_s:.0f} s"
+                console.print(said, soft_wrap=True, highlight=False)
+            if self.folder is not None:
+                began = MonotonicTime().began
+                with closing(ActorLog(self.folder / LOG_FILE, f"{self.name}.0", began)) as log:
+                    log.observe(WAITING, 0.0, 0, _fields(missing, since_s))
+
+        await tell_waiting(self.whom, say)
+
+
+async def tell_missing_peers(addresses: Mapping[str, str], actor: HostedActor) -> None:
+    """Log which peers an actor waits for; the links are read from outside, so this is no event.
+
+    Args:
+        addresses: where those listen that it dials, and it itself, by name.
+        actor: the actor, which may not have begun.
+    """
+    peers = peers_of(actor.program, actor.name, addresses)
+    met: set[str] = set()
+
+    def whom() -> str:
+        if actor.driver is None or actor.finish is not None:
+            return actor.awaits
+        linked = {actor_of(peer) for peer in actor.driver.actor.links.peers()}
+        met.update(linked)
+        return _named([peers[each] for each in actor.program.awaits(actor.name, linked, met)])
+
+    def say(missing: str, since_s: float) -> None:
+        fields = _fields(missing, since_s)
+        if actor.driver is None:  # Notes are kept until it has begun.
+            actor.log.observe(WAITING, 0.0, 0, fields)
+        else:
+            actor.note(WAITING, fields)
+
+    await tell_waiting(whom, say)
 
 
 def peers_of(program: Runnable, name: str, addresses: Mapping[str, str]) -> dict[str, str]:
     """The peers of an actor by name, and how they are reached, for people."""
-    dialled = {other: f"{other} at {addresses[other]}" for other in program.dials(name)}
-    dialling = {
-        other: f"{other}, which dials {addresses[name]}"
-        for other in program.names
-        if name in program.dials(other)
-    }
-    return dialling | dialled
+    said = {other: f"{other} at {addresses[other]}" for other in program.dials(name)}
+    dialling = [other for other in program.names if name in program.dials(other)]
+    return {other: f"{other}, which dials {addresses[name]}" for other in dialling} | said
 
 
-async def tell_waiting(actor: HostedActor, peers: Mapping[str, str]) -> None:
-    """Log which peers an actor has not met yet, until it ends or has met all of them.
+def _fields(missing: str, since_s: float) -> dict[str, object]:
+    return {"for": missing, "since_s": round(since_s, 1)}
 
-    The links are read from outside, so that this is no event.
-    """
-    missing = dict(peers)
-    told_at, pause_s = trio.current_time(), WAIT_TOLD_S
-    while missing and actor.finish is None:
-        await trio.sleep(LOOK_S)
-        for peer in actor.driver.actor.links.peers() if actor.driver is not None else ():
-            missing.pop(actor_of(peer), None)
-        if missing and trio.current_time() - told_at >= pause_s:
-            actor.note("waiting", {"for": "; ".join(missing.values())})
-            told_at, pause_s = trio.current_time(), 2 * pause_s
+
+def _named(peers: Sequence[str]) -> str:
+    more = [f"{len(peers) - NAMED_MAX} more"] if len(peers) > NAMED_MAX else []
+    return "; ".join([*peers[:NAMED_MAX], *more])

@@ -1,9 +1,10 @@
-"""Learners that are slower on purpose."""
+"""Learners that are slower on purpose, and whom actors wait for."""
 
 import trio
 
+from ddloco.job.config import job_from
 from ddloco.job.protocol.work import CopyState, RunStep
-from ddloco.roles.job_program import slowed
+from ddloco.roles.job_program import program_of, slowed
 
 
 class Began:
@@ -38,3 +39,35 @@ def test_a_learner_as_fast_as_it_can_is_left_alone():
     """There is nothing between the driver and its executor."""
     executor = Began()
     assert executor is slowed(executor, 1.0)
+
+
+def test_actors_wait_for_whom_they_dial_and_a_syncer_for_its_quorum():
+    """Learners of whom a sync can do without are not waited for."""
+    names = [f"learner-{n}" for n in range(4)]
+    program = program_of(
+        job_from(
+            {
+                "job": {
+                    "name": "j",
+                    "task": "examples.blank:task",
+                    "learners": 4,
+                    "steps": 8,
+                    "syncers": 2,
+                },
+                "sync": {"quorum": 2},
+                "relay": {"relay-a": {"learners": names[:2]}},
+            },
+            "a test",
+        )
+    )
+    wanted = {
+        ("syncer-0", ("syncer-1", "learner-3")): names[:3],
+        ("syncer-0", ("learner-1", "learner-3")): [],
+        ("syncer-1", ("learner-1", "learner-3")): ["syncer-0"],
+        ("relay-a", ("syncer-0", "learner-1")): ["syncer-1"],
+        ("relay-a", ("syncer-0", "syncer-1")): names[:2],
+        ("learner-0", ("syncer-0",)): ["syncer-1", "relay-a"],
+        ("learner-3", ("syncer-0",)): ["syncer-1"],
+    }
+    found = {each: program.awaits(each[0], set(each[1]), set()) for each in wanted}
+    assert found == wanted

@@ -1,10 +1,19 @@
-"""What a program's actors say of peers that are not there."""
+"""What is said of those who wait for others."""
 
+import json
 from types import SimpleNamespace
 
+import pytest
 import trio
 
-from ddloco.stage.nodes.waiting import WAIT_TOLD_S, peers_of, tell_waiting
+from ddloco.stage.nodes.waiting import (
+    NAMED_MAX,
+    WAIT_AGAIN_S,
+    WAIT_TOLD_S,
+    Wait,
+    peers_of,
+    tell_missing_peers,
+)
 from ddloco.stage.programs.program import load_program
 
 ADDRESS = "tcp://10.0.0.1:5555"
@@ -13,37 +22,68 @@ ADDRESS = "tcp://10.0.0.1:5555"
 class Waiting:
     """An actor whose links and notes are at hand."""
 
-    def __init__(self):
-        self.met, self.told, self.finish = [], [], None
+    def __init__(self, name, trainers=2):
+        self.program = load_program("examples.parameter_server:program", {"trainers": trainers})
+        self.name, self.awaits, self.finish, self.told = name, "", None, []
+        self.met, self.log = [], SimpleNamespace(observe=lambda e, _at, _n, f: self.note(e, f))
         links = SimpleNamespace(peers=lambda: self.met)
         self.driver = SimpleNamespace(actor=SimpleNamespace(links=links))
 
     def note(self, event, fields):
         """Keep what is logged, and when."""
-        self.told.append((trio.current_time(), event, fields["for"]))
+        assert event == "waiting"
+        self.told.append((trio.current_time(), fields["for"], fields["since_s"]))
+
+    async def tell(self, for_s, *then):
+        """Tell for so many seconds, and again with other links."""
+        with trio.move_on_after(for_s * (1 + len(then))):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tell_missing_peers, {"server": ADDRESS}, self)
+                for links in then:
+                    await trio.sleep(for_s)
+                    self.met = links
 
 
-async def test_peers_that_are_not_there_are_named_ever_more_rarely(autojump_clock):
-    """After some seconds, then after twice as many; a peer that was met is named no more."""
-    actor = Waiting()
-    began = trio.current_time()
-    with trio.move_on_after(20):
-        await tell_waiting(actor, {"a": f"a at {ADDRESS}", "b": f"b, which dials {ADDRESS}"})
-    first, second = actor.told
-    said = f"a at {ADDRESS}; b, which dials {ADDRESS}"
-    assert first == (began + WAIT_TOLD_S, "waiting", said)
-    assert second == (first[0] + 2 * WAIT_TOLD_S, "waiting", said)
+async def test_whoever_waits_says_so_after_seconds_and_every_half_minute(autojump_clock):
+    """With the address of the peer, and since when."""
+    actor, began = Waiting("trainer-1"), trio.current_time()
+    await actor.tell(2 * WAIT_AGAIN_S)
+    said = f"server at {ADDRESS}"
+    assert actor.told == [
+        (began + WAIT_TOLD_S, said, WAIT_TOLD_S),
+        (began + WAIT_TOLD_S + WAIT_AGAIN_S, said, WAIT_TOLD_S + WAIT_AGAIN_S),
+    ]
 
-    actor = Waiting()
-    with trio.move_on_after(3):
-        await tell_waiting(actor, {"a": "a", "b": "b"})
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(tell_waiting, actor, {"a": "a", "b": "b"})
-        actor.met = ["a.2"]
-        await trio.sleep(WAIT_TOLD_S + 1)
-        actor.met = ["b.1"]  # The other has ended: there is no one to wait for.
-    assert [each[2] for each in actor.told] == ["b"]
-    assert trio.current_time() - began < 60
+
+async def test_peers_that_come_in_time_or_have_ended_are_not_named(autojump_clock):
+    """An actor of a user's program waits for whom it has not met yet."""
+    actor = Waiting("server")
+    await actor.tell(3, ["trainer-0.2", "trainer-1.1"], [])
+    assert actor.told == []
+    actor = Waiting("server")
+    await actor.tell(10, ["trainer-0.2"], ["trainer-1.1"])
+    named = [f"trainer-{n}, which dials {ADDRESS}" for n in (0, 1)]
+    assert [each[1] for each in actor.told] == ["; ".join(named)]
+
+
+async def test_many_peers_are_counted(autojump_clock):
+    """A few are named."""
+    actor = Waiting("server", trainers=50)
+    await actor.tell(10)
+    [(_, said, _)] = actor.told
+    assert said.count("which dials") == NAMED_MAX
+    assert said.endswith(f"; {50 - NAMED_MAX} more")
+
+
+async def test_what_an_actor_waits_for_before_it_can_begin_is_said_too(autojump_clock):
+    """Its worker meets its other ranks."""
+    actor = Waiting("trainer-0")
+    actor.driver = None
+    await actor.tell(10)
+    assert actor.told == []
+    actor.awaits = "the other ranks"
+    await actor.tell(10)
+    assert [each[1] for each in actor.told] == ["the other ranks"]
 
 
 def test_peers_are_named_with_addresses():
@@ -54,3 +94,16 @@ def test_peers_are_named_with_addresses():
     assert peers_of(loaded, "server", at) == {
         f"trainer-{n}": f"trainer-{n}, which dials {ADDRESS}" for n in (0, 1)
     }
+
+
+@pytest.mark.parametrize("on_screen", [True, False])
+async def test_a_process_without_an_actor_says_it_on_screen_and_in_the_log(
+    tmp_path, capsys, autojump_clock, on_screen
+):
+    """A process whose parent has a screen writes to the log only."""
+    with trio.move_on_after(WAIT_TOLD_S + 1):
+        await Wait("learner-0", lambda: f"syncer at {ADDRESS}", tmp_path).tell(on_screen=on_screen)
+    said = f"learner-0 waits for syncer at {ADDRESS}, since {WAIT_TOLD_S:.0f} s\n"
+    assert capsys.readouterr().err == said * on_screen
+    [line] = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
+    assert (line["event"], line["for"]) == ("waiting", f"syncer at {ADDRESS}")
