@@ -19,10 +19,12 @@ from ddloco.job.config import DATA_PARALLEL, Job
 from ddloco.job.keys import curve_of
 from ddloco.job.protocol.events import Happened, OwnState, Started, WorkerBusy
 from ddloco.job.protocol.messages import JobBody
-from ddloco.job.protocol.tape_facts import SEMANTICS, TASK
+from ddloco.job.protocol.tape_facts import FROM_COPY, SEMANTICS, TASK
 from ddloco.job.protocol.validation import admission
 from ddloco.job.protocol.work import RunStep
+from ddloco.machines.data_parallel.coordinator import Coordinator
 from ddloco.machines.registry import machine_for, states_for
+from ddloco.machines.syncer.machine import Syncer
 from ddloco.roles.resume import (
     OWN_STATE,
     JobStartPoint,
@@ -224,14 +226,21 @@ class JobProgram(Runnable):
         del name
         return f"{'--bind' if listens else '--connect'} {address}"
 
-    def awaits(self, name: str, linked: set[str], met: set[str]) -> Sequence[str]:
-        """Whom it dials; and learners, as long as a sync would have no quorum."""
+    def awaits(self, name: str, machine: Machine, linked: set[str], met: set[str]) -> Sequence[str]:
+        """Whom it dials; and learners, as long as a sync would have no quorum. A job that has ended
+        waits for nobody, though its syncer may stay for a while."""
         del met
+        if isinstance(machine, Syncer | Coordinator) and machine.shutdown is not None:
+            return []
         dialling = [other for other in self.job.learner_names() if name in self.dials(other)]
         quorum = self.job.sync.quorum if name in self.job.syncer_names() else 1
         enough = len(linked & set(dialling)) >= quorum
         wanted = (*self.dials(name), *(() if enough else dialling))
         return [other for other in wanted if other not in linked]
+
+    def untold(self, machine: Machine) -> Sequence[str]:
+        """Learners, relays and shards that were lost before the end."""
+        return machine.untold if isinstance(machine, Syncer) else ()
 
     def peers_said(self, name: str) -> str:
         """The other kind."""
@@ -299,6 +308,7 @@ class JobProgram(Runnable):
                     keep=keep,
                     sink=hosted.sink(),
                     note=hosted.note,
+                    settle=hosted.settle,
                 )
                 prepared = None
                 with hosted.opening:
@@ -314,9 +324,6 @@ class JobProgram(Runnable):
                 if self.rank is not None:
                     ended = hosted.finish
                     await process.dismiss(final=ended.status != "left" and not ended.again)
-                if hosted.finish.status == "done" and name == self.lead:
-                    with suppress(OSError):  # The job is done all the same.
-                        keep.note_done()
 
     def _open_keep(self, hosted: HostedActor) -> FragmentFolder:
         """Where a syncer keeps its merges; learners keep nothing."""
@@ -338,6 +345,8 @@ class JobProgram(Runnable):
         actor, first, pending = await self._begin(hosted, executor, arrays, prepared, keep)
         facts = {OWN_STATE: f"{own.place}/{own.snapshot}"} if own is not None else {}
         facts |= {TASK: self.source(hosted.folder)}
+        if hosted.lease is not None and hosted.lease.elsewhere:
+            facts |= {FROM_COPY: hosted.lease.place}
         listens = hosted.name in self.listeners
         return OpenedActor(
             actor,

@@ -6,6 +6,7 @@ before the event that reports them is returned.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,7 @@ class WorkExecutor(Doer):
         task: what the worker imports in place of the job's own task.
         note: writes to the log.
         outer_at: the outer settings of the merge of a global step; by default the job's.
+        settle: copies what a successor on another host needs, once the model is saved.
     """
 
     def __init__(
@@ -109,7 +111,9 @@ class WorkExecutor(Doer):
         task: str = "",
         note: Callable[[str, dict[str, Any]], None] = lambda *_: None,
         outer_at: Callable[[int], Outer] | None = None,
+        settle: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
+        self._settle = settle
         self._job = job
         self._task = task or job.job.task
         self._name = actor_of(incarnation)
@@ -500,7 +504,12 @@ class WorkExecutor(Doer):
             save_tensors(path, tensors, {"job": self._job.id})
             return xxhash.xxh3_128_digest(path.read_bytes())
 
-        return ModelSaved(work.work, await _in_thread(save))
+        saved = ModelSaved(work.work, await _in_thread(save))
+        if work.done:
+            with suppress(OSError):  # The job is done all the same.
+                await _in_thread(self._keep.note_done)
+        await self._settle()
+        return saved
 
     @property
     def _arena(self) -> SharedMemory:

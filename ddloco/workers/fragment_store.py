@@ -68,6 +68,10 @@ class FragmentStore(Protocol):
         """Whether an earlier incarnation ended this job as done."""
         ...
 
+    def note_done(self) -> None:
+        """Note that the job has ended as done; see ``FragmentFolder.note_done``."""
+        ...
+
 
 class FragmentFolder:
     """Merges in files, one per fragment, written atomically.
@@ -183,6 +187,9 @@ class FragmentHistory:
     def done(self) -> bool:
         """Not available, like ``find``."""
         raise AssertionError("a replay asks for what was recorded")
+
+    def note_done(self) -> None:
+        """Nothing is to be noted: no incarnation follows."""
 
     def at(self, fragment: int, version: int) -> StoredFragment | None:
         """The merge that made this version; None if it was not made here."""

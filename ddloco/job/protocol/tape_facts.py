@@ -18,11 +18,15 @@ STATE_PIECES = "state pieces"
 TASK = "task sha256"
 """The fact in a tape's header with the digest of the task's source file."""
 
+FROM_COPY = "from a copy"
+"""The fact in the header of a syncer that began with what its lease's place has of another host's
+folder, which may lack the last second."""
+
 SEMANTICS: tuple[str, ...] = (
     *ACTOR_SEMANTICS,
     *("fresh-quorum", "pull-unmerged", "launch-steps", "recent-median", "bands", "numbers"),
     *("lost-pulls", "outer-state", "waits", "relays", "steps-together"),
-    *("refused-answers", "stops-in-steps"),
+    *("refused-answers", "stops-in-steps", "saved-before-told", "state-outlives-theta"),
 )
 """The behaviours that a job's tapes name. Tapes that name others are not replayed."""
 

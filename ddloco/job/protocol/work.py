@@ -480,11 +480,13 @@ class ModelSaved(WorkResult, frozen=True):
 
 
 class SaveModel(Work, frozen=True):
-    """Write the global parameters, given by fragment, to the run folder."""
+    """Write the global parameters, given by fragment, to the run folder; ``done`` if with this the
+    job has ended well, which the next incarnation is to know."""
 
     result = ModelSaved
 
     fragments: tuple[Read, ...]
+    done: bool
 
 
 KINDS: tuple[type[Work], ...] = (

@@ -215,8 +215,7 @@ class Coordinator(OwnMachine):
             case WorkerBusy():
                 return [event.observed()]
             case ModelSaved() if self.shutdown is not None:
-                self.shutdown.saved = True
-                return []
+                return self.shutdown.announce(at, list(self.membership.members), None)
             case WorkFailed():
                 return self._failed(event)
             case StopRequested(reason) | LeaveRequested(reason):
@@ -261,7 +260,7 @@ class Coordinator(OwnMachine):
         if member is None:
             return effects
         if self.shutdown is not None:
-            effects.append(self.shutdown.stop(peer))
+            effects += self.shutdown.tell(peer)
         # A replica that rejoins was lost before, even if its loss was never detected.
         for former in [each for each in self.group if each not in self.membership.members]:
             effects += self._without(at, former)
@@ -448,7 +447,7 @@ class Coordinator(OwnMachine):
         self.shutdown.disregarded = self.disregarded
         self.final = self.numbers(at)
         thetas = (f"theta/0/{self.version}",)
-        return self.shutdown.begin(at, members, thetas, saving, None)
+        return self.shutdown.begin(thetas, saving)
 
     def _failed(self, event: WorkFailed) -> list[Effect]:
         shutdown = self.shutdown

@@ -225,7 +225,9 @@ def merge_fragment(
     _check_state(state, theta, outer)
     if adopt:
         assert not sums, "a relay measures from the syncer's version"
-        return _adopt(theta, contributions, segments, map_chunks, kernel, out=out, outer=outer)
+        return _adopt(
+            theta, state, contributions, segments, map_chunks=map_chunks, kernel=kernel, out=out
+        )
     held, chunks = theta if anchor is None else anchor, chunks_of(theta.size, segments)
     work = MergeInput(theta, held, segments, chunks, map_chunks, kernel)
     accepted, squares, norms, refused = judge(work, contributions, outlier_test)
@@ -273,16 +275,17 @@ def _check_state(state: State, theta: F32, outer: Outer) -> None:
 
 def _adopt(
     theta: F32,
+    state: State,
     contributions: Sequence[WeightedFragment],
     segments: Sequence[TensorSegment],
+    *,
     map_chunks: ChunkMap,
     kernel: BlockKernel,
-    *,
     out: F32 | None,
-    outer: Outer,
 ) -> MergeResult:
     """Replace theta by the merged values of all tensors, computed as a step of ``REPLACING``, which
-    cancels ``theta``."""
+    cancels ``theta``. The outer optimizer goes on with the state that belongs to ``theta``, such as
+    the momentum of the merges before."""
     found = merge_fragment(
         theta,
         zero_state(REPLACING, theta),
@@ -293,7 +296,7 @@ def _adopt(
         kernel=kernel,
         out=out,
     )
-    return found._replace(state=zero_state(outer, theta))
+    return found._replace(state={name: array.copy() for name, array in state.items()})
 
 
 def chunks_of(size: int, segments: Sequence[TensorSegment]) -> list[Chunk]:

@@ -142,6 +142,8 @@ class Training(Struct, forbid_unknown_fields=True):
         was_done: an earlier incarnation has ended the job as done, with the whole model saved.
         ready: the first parameters are made.
         handed_over: this shard has sent its final fragments to the lead.
+        came: the learners, relays and shards that have come to this incarnation, and whether they
+            are there, or have left at the job's end.
     """
 
     rounds: Rounds
@@ -153,6 +155,7 @@ class Training(Struct, forbid_unknown_fields=True):
     was_done: bool
     ready: bool = False
     handed_over: bool = False
+    came: dict[str, bool] = {}
 
 
 class Syncer(OwnMachine):
@@ -279,8 +282,8 @@ class Syncer(OwnMachine):
             case WorkerBusy():
                 return [event.observed()]
             case ModelSaved() if self.shutdown is not None:
-                self.shutdown.saved = True
-                return []
+                pacing = self._trained.rounds.pacing
+                return self.shutdown.announce(at, self._told_of_the_end(), pacing.report_s)
             case WorkFailed():
                 return self._work_failed(event)
             case StopRequested(reason):
@@ -358,7 +361,11 @@ class Syncer(OwnMachine):
         return self.standstill.words(at, training.rounds, self.job, self._here.plan)
 
     def _leave(self, reason: str) -> list[Effect]:
-        """Exit to be restarted: merged fragments are saved, and the peers redial until then."""
+        """Exit to be restarted: merged fragments are saved, and the peers redial until then. A job
+        that is over is not continued, and waits for nobody any more."""
+        if self.shutdown is not None and self.shutdown.kept:
+            self.shutdown.patient = False
+            return self.shutdown.leave(0)
         relays = self.rounds.sites.relays if self.rounds is not None else ()
         others = (*self.job.syncer_names(), *self.members, *relays)
         own = self.place.name if self.place is not None else self.job.syncer_names()[0]
@@ -479,32 +486,35 @@ class Syncer(OwnMachine):
         if peer == self._here.lead:
             return self._closed() if self._trained.handed_over else []
         if self._trained.shards.knows(incarnation):
+            self._trained.came[actor_of(peer)] = True
             return [*self._trained.shards.join(peer), *self._patience(at)]
         if actor_of(peer) in self.job.relay:
             return self._relay_joined(at, peer)
         member, effects = self._trained.rounds.membership.join(at, peer, incarnation)
         if member is None:
             return effects
+        self._trained.came[actor_of(incarnation)] = True
         self._trained.rounds.membership.data.joined(at, member)
         rounds, relay = self._trained.rounds, self._trained.relay
         if number_of(incarnation) > 1:
             effects += rounds.sites.announce(rounds.membership.roster())
         effects += rounds.close_settled(at, self._shared) + relay.forget_the_gone(at, rounds)
         if self.shutdown is not None:
-            effects.append(self.shutdown.stop(peer))
+            effects += self.shutdown.tell(peer)
         fields = {"learner": incarnation, "epoch": rounds.membership.epoch}
         return [Observe("joined", {**fields, **asdict(self.numbers(at))}), *effects]
 
     def _relay_joined(self, at: float, peer: str) -> list[Effect]:
         rounds = self._trained.rounds
         effects = rounds.sites.join(at, peer, len(rounds.globals))
+        self._trained.came[actor_of(peer)] = True
         if peer in rounds.sites.relays:
             for former in rounds.sites.former(peer):
                 rounds.sites.lose(former, rounds.membership.members)
                 effects += rounds.relay_lost(former, self._shared)
                 effects.append(Hangup(former, f"{peer} has its place", final=True))
             effects += rounds.sites.announce(rounds.membership.roster(), peer)
-            effects += [self.shutdown.stop(peer)] if self.shutdown is not None else []
+            effects += self.shutdown.tell(peer) if self.shutdown is not None else []
         return effects
 
     def _from_relay(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
@@ -556,7 +566,7 @@ class Syncer(OwnMachine):
                 report_s = self._trained.rounds.pacing.report_s
                 return [
                     *self._trained.rounds.end(),
-                    *shutdown.follow(at, report_s, self._here.lead),
+                    *shutdown.follow(at, bool(self.members), report_s, self._here.lead),
                 ]
             case _:
                 return []
@@ -593,6 +603,8 @@ class Syncer(OwnMachine):
         return effects + rounds.sites.tell_newer(at, told, fragments, rounds.globals)
 
     def _lost(self, at: float, peer: str, reason: str) -> list[Effect]:
+        at_end = self.shutdown is not None and reason == self.shutdown.reason
+        self._trained.came[actor_of(peer)] = at_end
         if self._trained.shards.knows(peer):
             return self._trained.shards.lose(peer, reason)
         rounds = self._trained.rounds
@@ -618,7 +630,8 @@ class Syncer(OwnMachine):
             released = shards.release(shutdown.t, shutdown.reason) if over else []
             if released:
                 shutdown.patient = True  # Wait again, for the shards to hang up.
-                released += shutdown.follow(at, self._trained.rounds.pacing.report_s)
+                report_s = self._trained.rounds.pacing.report_s
+                released += shutdown.follow(at, True, report_s)
             relays = self._trained.rounds.sites.relays
             return [*released, *shutdown.leave(len(self.members) + len(relays) + shards.away())]
         training, place = self.training, self.place
@@ -696,17 +709,17 @@ class Syncer(OwnMachine):
         evaluating, saving = self.work.next(), self.work.next()
         merges = rounds.merges + shards.merges
         shutdown = self.shutdown = JobShutdown(status, reason, t, merges, evaluating)
-        shutdown.lingers = self._trained.late and status == "done"
+        shutdown.absent = self._absent(at) if status == "done" else {}
         shutdown.disregarded = self.disregarded
         effects = rounds.end()
-        peers, report_s = [*self.members, *rounds.sites.relays], rounds.pacing.report_s
+        peers, report_s = self._told_of_the_end(), rounds.pacing.report_s
         if known:
             return [*effects, *shutdown.again(at, peers, report_s)]
         if not shards.complete:
             lost = f"the model is not whole: {', '.join(shards.missing())} did not come back"
             return [*effects, *shutdown.without(at, peers, lost, report_s)]
         whole = shards.whole(self._trained.rounds.globals.thetas())
-        return [*effects, *shutdown.begin(at, peers, whole, saving, report_s)]
+        return [*effects, *shutdown.begin(whole, saving)]
 
     def _left_out(self) -> str:
         """Return which fragments were never merged, or not for half of the job; empty if none.
@@ -752,7 +765,28 @@ class Syncer(OwnMachine):
             return effects
         rounds = self._trained.rounds
         self.shutdown = JobShutdown(*self.stopping, rounds.schedule.t, rounds.merges, 0)
-        return [*effects, *self.shutdown.follow(at, rounds.pacing.report_s, self._here.lead)]
+        linked, report_s = bool(self.members), rounds.pacing.report_s
+        return [*effects, *self.shutdown.follow(at, linked, report_s, self._here.lead)]
+
+    def _absent(self, at: float) -> dict[str, None]:
+        """Who has not come to this incarnation, as long as somebody may who knew the last one."""
+        if at >= LATE_S or not (self._trained.late or number_of(self._here.incarnation) > 1):
+            return {}
+        names = (*self.job.learner_names(), *self.job.relay)
+        return dict.fromkeys(name for name in names if name not in self._trained.came)
+
+    @property
+    def untold(self) -> list[str]:
+        """Who was lost or has not answered at the end, and may not know of it."""
+        if self.training is None or self.shutdown is None:
+            return []
+        silent = {actor_of(peer) for peer in self._told_of_the_end()}
+        came = self.training.came.items()
+        return [name for name, there in came if not there or name in silent]
+
+    def _told_of_the_end(self) -> list[str]:
+        """The linked learners and relays."""
+        return [*self.members, *self._trained.rounds.sites.relays]
 
     def _closed(self) -> list[Effect]:
         """Return the final fragments and the report of this shard, for the lead."""

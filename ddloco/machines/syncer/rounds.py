@@ -132,8 +132,21 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return self.stopping or self._next(job, plan) is None
 
     def _next(self, job: Job, plan: FragmentPlan) -> int | None:
-        """The global step of the next sync; None when all syncs are launched."""
-        return self.schedule.next(plan, self.globals.owned, job.last_sync)
+        """The global step of the next sync; None when all syncs are launched.
+
+        What learners hold and this syncer has lost, it takes from them, if need be after the last
+        global step. Learners that wait for each other have no steps for that then.
+        """
+        t = self.schedule.next(plan, self.globals.owned, job.last_sync)
+        if t is not None or job.sync.blocking:
+            return t
+        return self.schedule.next(plan, self._lost(), self.schedule.t + plan.interval)
+
+    def _lost(self) -> list[int]:
+        """The fragments of which a learner holds a newer version than this syncer."""
+        members = self.membership.members.values()
+        held = {p: max((m.holds(p) for m in members), default=0) for p in self.globals.owned}
+        return [p for p in held if self.globals.newest(p, held[p]) > self.globals[p].version]
 
     def kept(self) -> list[tuple[int, int, dict[str, int], dict[str, int], int]]:
         """Return the records of every merged fragment.
@@ -578,7 +591,10 @@ class Rounds(Struct, forbid_unknown_fields=True):
 
     def _retry(self, sync: Sync, reason: str) -> list[Effect]:
         del self.syncs[sync.t]
-        self.schedule.repeat(sync.t)
+        held = [member.holds(sync.fragment) for member in self.membership.members.values()]
+        # What learners hold of this global step was merged, and lost: it is not merged again.
+        if self.globals.newest(sync.fragment, max(held, default=0)) < sync.t:
+            self.schedule.repeat(sync.t)
         fields = {"t": sync.t, "fragment": sync.fragment, "reason": reason}
         return [Observe("sync repeated", fields)]
 

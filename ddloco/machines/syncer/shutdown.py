@@ -1,5 +1,9 @@
-"""The shutdown of a job: stop the learners, evaluate and save the model, wait for the learners to
-hang up, exit. Part of the syncer machine."""
+"""The shutdown of a job: save the model, stop the learners, evaluate, wait for the learners to hang
+up, exit. Part of the syncer machine.
+
+Nobody is told that the job has ended before its model is saved. Whoever continues the job of a
+syncer that is lost before then still finds the learners, and whatever it lacks itself.
+"""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -7,6 +11,7 @@ from math import isfinite
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from clocks import actor_of
 from ddloco.job.protocol.messages import Stop
 from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.timers import ShutdownDeadline
@@ -22,8 +27,9 @@ SHUTDOWN_S_MAX = 60.0
 the median learner, within these bounds in seconds. It does not wait for slower learners."""
 
 LATE_S = 30.0
-"""Seconds that a syncer stays if its job had already ended when it started, to tell the learners
-that have not been told. They dial at least every eight seconds, or are being started."""
+"""For so many seconds after its start a syncer that is not the first one does not end a job without
+the learners and relays that have not come to it yet, so that they are told. They dial at least
+every eight seconds, or are being started."""
 
 ENDED_WELL = frozenset({"done", "stopped"})
 
@@ -40,45 +46,57 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
     merges: int
     evaluating: int
     patient: bool = True
+    fragments: tuple[str, ...] = ()
+    """The handles of the final parameters, by fragment."""
     evaluated: bool = False
     saved: bool = False
     lead: str = ""
-    lingers: bool = False
-    """Whether learners may still connect that were not told that the job has ended."""
+    absent: dict[str, None] = {}
+    """Who has not come to this incarnation yet, and may not have been told of the end."""
     disregarded: dict[str, str] = {}
     """Whose work was of no use to the job, in words; see ``Accounts.disregarded``."""
 
-    def begin(
-        self,
-        at: float,
-        peers: Sequence[str],
-        fragments: tuple[str, ...],
-        saving: int,
-        report_s: float | None,
-    ) -> list[Effect]:
-        """Begin the shutdown once no sync is in flight: stop the learners, evaluate, save."""
+    def begin(self, fragments: tuple[str, ...], saving: int) -> list[Effect]:
+        """Begin the shutdown once no sync is in flight: save the model."""
+        self.fragments = fragments
+        return [SaveModel(saving, fragments, self.status == "done")]
+
+    def announce(self, at: float, peers: Sequence[str], report_s: float | None) -> list[Effect]:
+        """The model is saved: stop the learners, and evaluate."""
+        self.saved = True
         return [
             *(self.stop(peer) for peer in peers),
             Observe("evaluating", {"t": self.t}),
-            Evaluate(self.evaluating, fragments),
-            SaveModel(saving, fragments),
-            SetTimer(ShutdownDeadline(), at + self._patience(report_s)),
+            Evaluate(self.evaluating, self.fragments),
+            *self._wait(at, bool(peers), report_s),
         ]
 
-    def _patience(self, report_s: float | None) -> float:
-        patience = min(SHUTDOWN_STEPS * (report_s or SHUTDOWN_S_MAX), SHUTDOWN_S_MAX)
-        return max(patience, LATE_S if self.lingers else SHUTDOWN_S_MIN)
+    def _wait(self, at: float, linked: bool, report_s: float | None) -> list[Effect]:
+        steps_s = SHUTDOWN_STEPS * (report_s or SHUTDOWN_S_MAX) if linked else 0.0
+        wait_s = max(min(steps_s, SHUTDOWN_S_MAX), SHUTDOWN_S_MIN)
+        if not self.absent:
+            return [SetTimer(ShutdownDeadline(), at + wait_s)]
+        wait_s = max(wait_s, LATE_S - at)
+        fields = {"for": ", ".join(self.absent), "for_s": round(wait_s, 1)}
+        return [Observe("lingers", fields), SetTimer(ShutdownDeadline(), at + wait_s)]
 
-    def follow(self, at: float, report_s: float | None, lead: str = "") -> list[Effect]:
-        """Wait for the peers to hang up; ``lead``, another shard, evaluates and saves the model."""
+    def follow(
+        self, at: float, linked: bool, report_s: float | None, lead: str = ""
+    ) -> list[Effect]:
+        """Wait for whoever is linked to hang up; ``lead``, another shard, evaluates and saves the
+        model."""
         self.lead = lead
         self.evaluated = self.saved = True
-        return [SetTimer(ShutdownDeadline(), at + self._patience(report_s))]
+        return self._wait(at, linked, report_s)
 
     def again(self, at: float, peers: Sequence[str], report_s: float | None) -> list[Effect]:
         """Begin the shutdown of a job that was done before: its model is saved already."""
         stops = [self.stop(peer) for peer in peers]
-        return [Observe("done before", {"t": self.t}), *stops, *self.follow(at, report_s)]
+        return [
+            Observe("done before", {"t": self.t}),
+            *stops,
+            *self.follow(at, bool(peers), report_s),
+        ]
 
     def without(
         self, at: float, peers: Sequence[str], reason: str, report_s: float | None
@@ -86,11 +104,20 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         """Begin the shutdown as failed, because the model is incomplete: do not save it."""
         self.status, self.reason = "failed", reason
         stops = [self.stop(peer) for peer in peers]
-        return [Observe("not saved", {"reason": reason}), *stops, *self.follow(at, report_s)]
+        return [
+            Observe("not saved", {"reason": reason}),
+            *stops,
+            *self.follow(at, bool(peers), report_s),
+        ]
 
     def stop(self, peer: str) -> Send[Stop]:
-        """Tell a learner that the job has ended."""
+        """Tell a peer that the job has ended."""
         return Send(peer, CONTROL, Stop(self.t, self.reason), key="stop")
+
+    def tell(self, peer: str) -> list[Effect]:
+        """Tell a peer that has come that the job has ended, unless all are told soon."""
+        self.absent.pop(actor_of(peer), None)
+        return [self.stop(peer)] if self.saved else []
 
     def result(
         self,
@@ -118,7 +145,7 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
 
     def leave(self, members: int) -> list[Effect]:
         """Exit if the model is saved and no member is left to wait for."""
-        if not self.kept or ((members or self.lingers) and self.patient):
+        if not self.kept or ((members or self.absent) and self.patient):
             return []
         goodbye = [Hangup(self.lead, self.reason)] if self.lead else []
         return [CancelTimer(ShutdownDeadline()), *goodbye, Finish(self.status, self.reason)]

@@ -15,6 +15,7 @@ from clocks import actor_of, number_of
 from ddloco.job.config import Job, job_from
 from ddloco.job.protocol.events import Happened, Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.tape_facts import FROM_COPY
 from ddloco.machines.registry import machine_for
 from ddloco.replayer.invariants.base import InvariantCheck, Violation
 from ddloco.replayer.invariants.merged_tokens import MergedShare, MergedTokens
@@ -107,8 +108,9 @@ class Audit:
         )
         first = self._tapes[0]
         self._stage = TapeStage(job_from(first.header.job, f"{first.path} (header)"))
+        copied = [each.incarnation for each in tapes if FROM_COPY in each.header.facts]
         self._checks: list[InvariantCheck[Any, Any]] = [
-            Merging(), Learning(), Causal(), Durable(), *more
+            Merging(), Learning(), Causal(), Durable(copied), *more
         ]  # fmt: skip
         self._invariants = [*INVARIANTS, *(name for each in more for name in each.invariants)]
         self._tokens = MergedTokens()

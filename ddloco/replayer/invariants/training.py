@@ -29,7 +29,7 @@ Where each invariant is checked:
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -423,12 +423,18 @@ def _displaced(name: str, known: Sequence[str]) -> bool:
 
 
 class Durable(InvariantCheck[Stage, Incarnation]):
-    """ack-after-durable: a restarted syncer has every version that any learner has received."""
+    """ack-after-durable: a restarted syncer has every version that any learner has received.
+
+    Args:
+        from_copies: the incarnations of which this is not promised, because they began with a copy
+            of another host's folder.
+    """
 
     invariants = ("ack-after-durable",)
 
-    def __init__(self) -> None:
+    def __init__(self, from_copies: Collection[str] = ()) -> None:
         super().__init__()
+        self._from_copies = from_copies
         self._found: dict[str, dict[int, dict[int, int]]] = {}
         """By actor and incarnation number, the version of each fragment that was found on disk."""
         self._told: dict[str, dict[int, dict[int, tuple[int, str]]]] = {}
@@ -441,6 +447,8 @@ class Durable(InvariantCheck[Stage, Incarnation]):
         These may be seen in either order, because tapes are processed one by one.
         """
         if isinstance(event, Recovered):
+            if role.incarnation in self._from_copies:
+                return
             kept = {each.fragment: each.version for each in event.kept}
             actor, number = actor_of(role.incarnation), number_of(role.incarnation)
             self._found.setdefault(actor, {})[number] = kept

@@ -194,6 +194,11 @@ class Lease:
         self._lost = ""
         self._lock: IO[bytes] | None = None
 
+    @property
+    def place(self) -> str:
+        """Where its claims are."""
+        return self._place.path(self._name)
+
     # To become the holder.
 
     def look(self, *, standby: bool = False) -> Claim | None:

@@ -129,6 +129,7 @@ class HostedActor:
         awaits: for whom its worker waits before it can start; empty for nobody.
         traceback: the file with the last traceback of user code.
         log: where its lines go; while it is open.
+        copies_at_once: copies what a successor on another host needs; does nothing by default.
         tell_source: called with the user's source files, by name, once they are known.
     """
 
@@ -162,6 +163,7 @@ class HostedActor:
         self.awaits = ""
         self.traceback: Path | None = None
         self.tell_source: Callable[[Mapping[str, str]], None] = lambda _: None
+        self.copies_at_once: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self._leaving = False
         self._stop_reason: str | None = None
         self._notes = notes if notes is not None else Notes()
@@ -217,6 +219,10 @@ class HostedActor:
             else:
                 return
             time.sleep(FENCE_LOOK_S)
+
+    async def settle(self) -> None:
+        """Copy what a successor on another host needs, before anybody hears of the job's end."""
+        await self.copies_at_once()
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Log something that is not on the tape; before the driver exists, keep it until then."""

@@ -29,6 +29,9 @@ from snapshot import Place
 COPY_S = 1.0
 """Interval, in seconds, between two looks for what is new."""
 
+LAST_COPY_S = 3.0
+"""How long, in seconds, a copy may take that the end of a job waits for."""
+
 PIECE_BYTES = 2**23
 """The longest piece of a tape."""
 
@@ -67,6 +70,12 @@ class PlaceMirror:
             if not end.exists() and self._place.stat(end.name) is not None:
                 self._confirm()
                 self._place.remove(end.name)  # The job has begun again.
+
+    async def copy_soon(self) -> None:
+        """Copy what is new, as far as this succeeds in a few seconds: a place that is away does not
+        hold up the end of a job."""
+        with suppress(OSError), trio.move_on_after(LAST_COPY_S):
+            await trio.to_thread.run_sync(self.copy, abandon_on_cancel=True)
 
     def bring(self) -> list[str]:
         """Replace the files of the run folder by those of the place.

@@ -174,18 +174,25 @@ class Runnable(ABC):
     def is_over(self, running: Sequence[str]) -> bool:
         """Whether those that still run wait for nobody else."""
 
-    def awaits(self, name: str, linked: set[str], met: set[str]) -> Sequence[str]:
+    def awaits(self, name: str, machine: Machine, linked: set[str], met: set[str]) -> Sequence[str]:
         """The peers that an actor cannot do without and waits for, of those that it dials and
         those that dial it: by default whom it has not met yet.
 
         Args:
             name: the actor.
+            machine: its machine, which is only read.
             linked: to whom it has a link now.
             met: to whom it has had one.
         """
-        del linked
+        del machine, linked
         dialling = [other for other in self.names if name in self.dials(other)]
         return [other for other in (*self.dials(name), *dialling) if other not in met]
+
+    def untold(self, machine: Machine) -> Sequence[str]:
+        """The actors that the lead has lost, and that may not know that it has ended; by default
+        none."""
+        del machine
+        return ()
 
     def peers_said(self, name: str) -> str:
         """What the peers of an actor are, for people."""

@@ -23,6 +23,7 @@ from ddloco.stage.nodes.auth_log import AuthRefusals
 from ddloco.stage.nodes.incarnation_gate import Gate
 from ddloco.stage.nodes.incarnation_grants import LANE as GRANTS
 from ddloco.stage.nodes.incarnation_grants import (
+    TELL_S,
     DeniedError,
     Granted,
     JobOver,
@@ -67,9 +68,6 @@ ENDS = frozenset({"done", "stopped", "failed"})
 
 STANDBY_LOOK_S = 1.0
 """Interval, in seconds, at which a standby looks, which it does for days."""
-
-LAST_COPY_S = 3.0
-"""How long, in seconds, the last copy to the place of the lease may take at the end."""
 
 LEAVE_LINGER_S = 1.0
 """How long, in seconds, the last messages of a process that must end soon may take to leave."""
@@ -153,12 +151,8 @@ async def serve_role(
         if mirror is not None:
             terms = await _mirrored(mirror, lease, terms)
         finish = await _act(program, name, folder, addresses, terms, lease=lease)
-        if name == program.lead and name in program.listeners and finish.status in ENDS:
-            with suppress(OSError):  # Then who asks later waits in vain.
-                write_end(folder, name, program.id, f"{finish.status}: {finish.reason}")
         if mirror is not None:
-            with suppress(OSError), trio.move_on_after(LAST_COPY_S):
-                await trio.to_thread.run_sync(mirror.copy, abandon_on_cancel=True)
+            await mirror.copy_soon()
         return finish
     finally:
         lease.close(finish)
@@ -172,6 +166,7 @@ async def _mirrored(mirror: PlaceMirror, lease: Lease, terms: Terms) -> Terms:
         SafeConsole(stderr=True, markup=False).print(said, soft_wrap=True)
 
     async def copy(hosted: HostedActor) -> None:
+        hosted.copies_at_once = mirror.copy_soon
         await mirror.run(hosted.note)
 
     return replace(terms, beside=(*terms.beside, copy))
@@ -219,6 +214,12 @@ async def _act(
         missing = partial(tell_missing_peers, {**addresses, name: address})
         terms = replace(terms, beside=(*terms.beside, missing))
         finish = await _serve(hosted, endpoint, terms, granting)
+        if leads and listens and finish.status in ENDS:
+            with suppress(OSError):  # Then who asks later waits in vain.
+                write_end(folder, name, program.id, f"{finish.status}: {finish.reason}")
+            await hosted.settle()
+            await _tell_the_lost(hosted, endpoint, finish, terms)
+        await hosted.endpoint.aclose()
         if leads and hosted.driver is not None and (lease is None or lease.holds()):
             _note_followed(folder, hosted.driver.actor.links)
         return finish
@@ -336,6 +337,25 @@ async def _hosted(
     if isinstance(granting, Registrar):
         hosted.tell_source = granting.know_source
     return hosted, granting
+
+
+async def _tell_the_lost(
+    hosted: HostedActor, endpoint: ZmqEndpoint, finish: Finish, terms: Terms
+) -> None:
+    """Stay for a while after the end, for actors that were lost before and are started again."""
+    driver = hosted.driver
+    lost = hosted.program.untold(driver.actor.machine) if driver is not None else ()
+    if not lost or terms.with_parent:
+        return
+    said = f"{finish.status}: {finish.reason}; stays {TELL_S:g} s for those who were lost"
+    console = SafeConsole(stderr=True, markup=False)
+    console.print(f"{said}: {', '.join(lost)}", soft_wrap=True, highlight=False)
+
+    async def tell() -> Granted:
+        await tell_late(endpoint, finish.reason)
+        return Granted(0)
+
+    await unless_left(tell, terms)
 
 
 async def _over(endpoint: ZmqEndpoint, over: str, terms: Terms) -> Finish:
@@ -487,7 +507,6 @@ async def _serve(
         nursery.cancel_scope.cancel()
     if finish.status == "left":
         endpoint.hurry(LEAVE_LINGER_S)
-    await hosted.endpoint.aclose()
     return finish
 
 

@@ -92,9 +92,11 @@ async def tell_missing_peers(addresses: Mapping[str, str], actor: HostedActor) -
     def whom() -> str:
         if actor.driver is None or actor.finish is not None:
             return actor.awaits
-        linked = {actor_of(peer) for peer in actor.driver.actor.links.peers()}
+        driven = actor.driver.actor
+        linked = {actor_of(peer) for peer in driven.links.peers()}
         met.update(linked)
-        return _named([peers[each] for each in actor.program.awaits(actor.name, linked, met)])
+        wanted = actor.program.awaits(actor.name, driven.machine, linked, met)
+        return _named([peers[each] for each in wanted])
 
     def say(missing: str, since_s: float) -> None:
         fields = _fields(missing, since_s)

@@ -150,10 +150,13 @@ class FragmentMemory:
         default_factory=dict[int, tuple[Kept, Content, Content]]
     )
     run: str = "run-1"
+    done: bool = False
+    """Whether the whole model of a job that has ended well was saved."""
 
     def lose(self) -> None:
         """Simulate the loss of the syncer's folder; a new folder belongs to a new run."""
         self.kept.clear()
+        self.done = False
         self.run = f"run-{int(self.run.removeprefix('run-')) + 1}"
 
 
@@ -553,7 +556,8 @@ class SimulatedWork(Doer):
             p, v = kept.fragment, kept.version
             contents[f"theta/{p}/{v}"] = contents[f"wire/{p}/{v}"] = theta
             contents[f"{OUTER}{p}/{v}"] = state
-        return Recovered(work.work, tuple(kept for kept, _, _ in found), self._fragment_memory.run)
+        memory = self._fragment_memory
+        return Recovered(work.work, tuple(kept for kept, _, _ in found), memory.run, memory.done)
 
     @does(Evaluate)
     def _evaluate(self, work: Evaluate, contents: Contents) -> Evaluated:
@@ -567,6 +571,7 @@ class SimulatedWork(Doer):
         digest = xxhash.xxh3_128()
         for handle in work.fragments:
             digest.update(contents[handle].digest)
+        self._fragment_memory.done |= work.done
         return ModelSaved(work.work, digest.digest())
 
 

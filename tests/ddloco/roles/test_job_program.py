@@ -4,6 +4,8 @@ import trio
 
 from ddloco.job.config import job_from
 from ddloco.job.protocol.work import CopyState, RunStep
+from ddloco.machines.registry import machine_for
+from ddloco.machines.syncer.shutdown import JobShutdown
 from ddloco.roles.job_program import program_of, slowed
 
 
@@ -69,5 +71,8 @@ def test_actors_wait_for_whom_they_dial_and_a_syncer_for_its_quorum():
         ("learner-0", ("syncer-0",)): ["syncer-1", "relay-a"],
         ("learner-3", ("syncer-0",)): ["syncer-1"],
     }
-    found = {each: program.awaits(each[0], set(each[1]), set()) for each in wanted}
+    machine = machine_for(program.job, "syncer-0.1")
+    found = {each: program.awaits(each[0], machine, set(each[1]), set()) for each in wanted}
     assert found == wanted
+    machine.shutdown = JobShutdown("done", "global step 8", 8, 4, 1)
+    assert program.awaits("syncer-0", machine, set(), set()) == []

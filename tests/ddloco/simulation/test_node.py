@@ -26,7 +26,7 @@ COSTS = Costs(encode_s=1.0, merge_s=2.0, make_s=3.0, rest_s=4.0)
         (MakeParameters(1, (0,)), 3.0),
         (Recover(1), 4.0),
         (Evaluate(1, ()), 4.0),
-        (SaveModel(1, ()), 4.0),
+        (SaveModel(1, (), done=True), 4.0),
     ],
 )
 def test_work_costs_what_its_kind_costs(work, seconds):

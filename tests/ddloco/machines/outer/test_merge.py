@@ -452,7 +452,7 @@ def test_segments_follow_the_plan():
 
 
 def test_what_learners_hold_takes_the_place_of_what_was_lost():
-    """Their average by weight, whatever theta was; the state restarts; NaN is refused."""
+    """Their average by weight, whatever theta was; the state of before goes on; NaN is refused."""
     theta = np.full(4, 100.0, np.float32)
     segments = (TensorSegment(0, 4, rule="rda", dtype="float32", offset=0),)
     held = {"a": np.full(4, 1.0), "b": np.full(4, 3.0), "c": np.full(4, np.nan)}
@@ -460,11 +460,11 @@ def test_what_learners_hold_takes_the_place_of_what_was_lost():
         WeightedFragment(name, weight, values.astype(np.float32).view(np.uint8))
         for (name, values), weight in zip(held.items(), (1.0, 3.0, 1.0), strict=True)
     ]
-    found = merge_fragment(
-        theta, kept(theta, 5), contributions, segments, outer=NESTEROV, adopt=True
-    )
+    state = kept(theta, 5)
+    found = merge_fragment(theta, state, contributions, segments, outer=NESTEROV, adopt=True)
     assert np.allclose(found.theta, 2.5, atol=1e-4)
-    assert state_digest(zero_state(NESTEROV, theta)) == state_digest(found.state)
+    assert state_digest(state) == state_digest(found.state)
+    assert all(found.state[name] is not state[name] for name in state)
     assert (("a", "b"), ["c"]) == (found.accepted, [name for name, _ in found.refused])
 
 

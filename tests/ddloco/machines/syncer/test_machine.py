@@ -114,6 +114,16 @@ class Harness:
         body = Contribution(t, fragment, base, step, steps, 8 * steps)
         return self.say(peer, body, **more)
 
+    def saved(self, effects):
+        """The model is saved, as was asked for; all effects."""
+        (saving,) = of(SaveModel, effects)
+        return [*effects, *self.tell(ModelSaved(saving.work, b"digest"))]
+
+    def scored(self, effects, loss=1.0):
+        """The model is saved and evaluated; the effects of this."""
+        (evaluating,) = of(Evaluate, self.saved(effects))
+        return self.tell(Evaluated(evaluating.work, loss))
+
     def merged(self, effects, refused=(), after_s=0.05):
         """The merge that was asked for is done."""
         (merge,) = of(MergeFragment, effects)
@@ -514,8 +524,8 @@ def test_a_job_of_which_nothing_is_believed_any_more_fails(open_harness, monkeyp
     refused_whole(harness, 4)
     pulled = pulls(harness.report(A, after_s=1.0))
     assert observed("merge", harness.merged(harness.contribute(A, *pulled[0][1:])))
-    assert [] == of(Evaluate, refused_whole(harness, 4))
-    effects = refused_whole(harness, 1)
+    assert [] == of(SaveModel, refused_whole(harness, 4))
+    effects = harness.saved(refused_whole(harness, 1))
     assert of(Evaluate, effects), "what there is is still scored and kept"
     reason = "nothing was believed in 5 syncs in a row: tensor 0: NaN or Inf"
     assert [(A, reason)] == [(peer, body.reason) for peer, body in said(Stop, effects)]
@@ -645,7 +655,8 @@ def test_what_came_before_the_newer_one_is_still_merged(open_harness):
 
 def test_at_the_end_a_newer_incarnation_is_told_to_stop(open_harness):
     """Also where its older one has been told."""
-    harness, _ = stopping(open_harness, A)
+    harness, effects = stopping(open_harness, A)
+    harness.saved(effects)
     effects = harness.tell(PeerJoined(A2, A2))
     assert [A2] == [peer for peer, _ in said(Stop, effects)]
     assert [A] == [each.peer for each in of(Hangup, effects)]
@@ -787,12 +798,12 @@ def test_a_job_ends_when_its_tokens_are_merged(budget):
         before = 8 * ((step - 1) // P)
         assert MergeTokens({A: 8}, before) == merge.tokens
         assert before + 8 == merge.tokens.after([A])
-        assert not of(Evaluate, effects)
+        assert not of(SaveModel, effects)
         assert 8 * step // P == harness.machine.status(harness.at).merged_tokens
     _, effects = merge_next(harness, 9)
 
-    assert of(Evaluate, effects)
-    assert "24 merged tokens" in {body.reason for _, body in said(Stop, effects)}
+    assert of(SaveModel, effects)
+    assert "24 merged tokens" in {body.reason for _, body in said(Stop, harness.saved(effects))}
 
 
 def test_a_small_budget_ends_no_job_with_fragments_as_initialized(budget):
@@ -801,9 +812,9 @@ def test_a_small_budget_ends_no_job_with_fragments_as_initialized(budget):
     harness = budget(tokens=2)
     for step in range(1, P):
         _, effects = merge_next(harness, step)
-        assert not of(Evaluate, effects)
+        assert not of(SaveModel, effects)
     _, effects = merge_next(harness, P)
-    assert of(Evaluate, effects)
+    assert of(SaveModel, effects)
     assert "done" == harness.machine.shutdown.status
 
 
@@ -823,10 +834,10 @@ def test_a_learner_that_comes_back_continues_its_count(budget):
         [Kept(p, p + 3, {}, {}, b"digest", 16) for p in range(P)], incarnation="syncer.2"
     )
     assert 16 == harness.machine.status(0.0).merged_tokens
-    assert not of(Evaluate, harness.opened[1])
+    assert not of(SaveModel, harness.opened[1])
     over = budget([Kept(p, p + 3, {}, {}, b"digest", 24) for p in range(P)], incarnation="syncer.2")
 
-    assert of(Evaluate, over.opened[1])
+    assert of(SaveModel, over.opened[1])
 
 
 def test_only_what_was_not_kept_is_made(recovered):
@@ -932,12 +943,7 @@ def test_a_model_with_parts_as_initialized_is_no_success(recovered):
     """All global steps are through, and a fragment that was due was never merged: the model is
     kept, and the job has failed, with the fragment named."""
     harness = recovered([Kept(p, 38 + p, {}, {}, b"digest") for p in range(3) if p != 1])
-    [saving], [evaluating] = of(SaveModel, harness.made), of(Evaluate, harness.made)
-    ended = [
-        *harness.tell(ModelSaved(saving.work, b"digest")),
-        *harness.tell(Evaluated(evaluating.work, 1.0)),
-    ]
-    [finish] = of(Finish, ended)
+    [finish] = of(Finish, harness.scored(harness.made))
     assert finish == Finish("failed", "never merged, so as initialized: fragments 1 of 3")
 
 
@@ -953,9 +959,7 @@ def test_a_part_that_stood_still_for_half_of_the_job_is_no_success(
     job = make_job(3, P, P, 100, overlap=1, grace=0.0)
     harness = Harness(job, leaves, "syncer.2")
     _, made = harness.open([Kept(p, version if p == 1 else 98 + p, {}, {}, b"d") for p in range(P)])
-    [saving], [evaluating] = of(SaveModel, made), of(Evaluate, made)
-    harness.tell(ModelSaved(saving.work, b"digest"))
-    harness.tell(Evaluated(evaluating.work, 1.0))
+    harness.scored(made)
     assert harness.machine.shutdown.reason == reason
 
 
@@ -964,10 +968,8 @@ def test_who_stops_a_job_that_stands_still_is_told_so(open_harness):
     harness = open_harness(A, B)
     harness.at += 10_000.0
     effects = harness.tell(StopRequested("enough"))
-    [saving], [evaluating] = of(SaveModel, effects), of(Evaluate, effects)
     ended = [
-        *harness.tell(ModelSaved(saving.work, b"digest")),
-        *harness.tell(Evaluated(evaluating.work, 1.0)),
+        *harness.scored(effects),
         *harness.tell(PeerLost(A, "bye")),
         *harness.tell(PeerLost(B, "bye")),
     ]
@@ -981,11 +983,7 @@ def test_a_job_that_was_through_is_told_to_those_who_come_late(recovered):
     come, and leaves when its patience is over."""
     last = [Kept(p, 38 + p, {}, {}, b"digest") for p in range(3)]
     harness = recovered(last)
-    [saving], [evaluating] = of(SaveModel, harness.made), of(Evaluate, harness.made)
-    ended = harness.tell(ModelSaved(saving.work, b"digest")) + harness.tell(
-        Evaluated(evaluating.work, 1.0)
-    )
-    assert [] == of(Finish, ended)
+    assert [] == of(Finish, harness.scored(harness.made))
 
     joined = harness.tell(PeerJoined(A, A), after_s=LATE_S / 2)
     assert [A] == [peer for peer, _ in said(Stop, joined)]
@@ -1035,7 +1033,7 @@ def test_a_job_that_was_done_is_done_again_with_its_shards(make_job, leaves, sto
     harness.tell(PeerJoined("syncer-1.2", "syncer-1.2"))
     harness.say("syncer-1.2", GlobalFragment(1, 39), handle="in/final")
     effects = harness.say("syncer-1.2", ShardReport(9, (-1, 39, -1), over=True))
-    assert [1, 1] == [len(of(Evaluate, effects)), len(of(SaveModel, effects))]
+    assert of(SaveModel, effects)
 
 
 def test_a_stop_before_the_parameters_is_not_lost(make_job, leaves):
@@ -1043,7 +1041,7 @@ def test_a_stop_before_the_parameters_is_not_lost(make_job, leaves):
     harness = Harness(make_job(fragments=P, interval=P), leaves)
     assert [] == harness.tell(StopRequested("enough"))
     _, made = harness.open()
-    assert [1, 1] == [len(of(Evaluate, made)), len(of(SaveModel, made))]
+    assert of(SaveModel, made)
 
 
 # The end.
@@ -1063,7 +1061,7 @@ def test_a_stop_lets_running_syncs_end_first(open_harness):
     assert [] == pulls(harness.report(B, after_s=3.0))
     effects = harness.merged(harness.contribute(A, 1, 1))
     assert [A, B] == [peer for peer, _ in said(GlobalFragment, effects)]
-    assert [A, B] == [peer for peer, _ in said(Stop, effects)]
+    assert [A, B] == [peer for peer, _ in said(Stop, harness.saved(effects))]
 
 
 def test_a_syncer_that_leaves_ends_no_job(open_harness):
@@ -1116,13 +1114,15 @@ def test_a_run_is_settled_by_its_first_merge(open_harness):
 
 
 def test_the_end_in_order(open_harness):
-    """Stop to all, evaluate, save; finished when both are done and all learners have left."""
+    """Save, then stop to all, and evaluate; finished when all learners have left."""
     harness, effects = stopping(open_harness, A, B)
-    assert [A, B] == [peer for peer, _ in said(Stop, effects)]
-    (evaluate,), (save,) = of(Evaluate, effects), of(SaveModel, effects)
+    assert [] == said(Stop, effects)
+    [save] = of(SaveModel, effects)
+    told = harness.saved(effects)
+    assert [A, B] == [peer for peer, _ in said(Stop, told)]
+    [evaluate] = of(Evaluate, told)
     assert evaluate.fragments == save.fragments == ("theta/0/0", "theta/1/0", "theta/2/0")
     assert [] == of(Finish, harness.tell(Evaluated(evaluate.work, 2.5)))
-    assert [] == of(Finish, harness.tell(ModelSaved(save.work, b"digest")))
     assert [] == of(Finish, harness.tell(PeerLost(A, "bye")))
     assert [Finish("stopped", "enough")] == of(Finish, harness.tell(PeerLost(B, "bye")))
 
@@ -1131,39 +1131,41 @@ def test_the_last_global_step_ends_the_job(open_harness):
     """After the merge of the last step the syncer winds up by itself, and is done."""
     harness = open_harness(A, steps=1)
     harness.report(A)
-    effects = harness.merged(harness.contribute(A, 1, 1))
+    effects = harness.saved(harness.merged(harness.contribute(A, 1, 1)))
     assert [(A, Stop(1, "global step 1"))] == said(Stop, effects)
     harness.tell(PeerLost(A, "bye"))
-    harness.tell(Evaluated(of(Evaluate, effects)[0].work, None))
-    finish = harness.tell(ModelSaved(of(SaveModel, effects)[0].work, b"digest"))
+    finish = harness.tell(Evaluated(of(Evaluate, effects)[0].work, None))
     assert [Finish("done", "global step 1")] == of(Finish, finish)
 
 
 def test_a_learner_that_does_not_leave_is_left_behind(open_harness):
     """The shutdown timer bounds how long the syncer waits for goodbyes."""
     harness, effects = stopping(open_harness, A)
+    effects = harness.saved(effects)
     (shutdown,) = [timer for timer in of(SetTimer, effects) if timer.timer == ShutdownDeadline()]
     assert 3.0 <= shutdown.at - harness.at <= 60.0
     harness.tell(Evaluated(of(Evaluate, effects)[0].work, None))
-    harness.tell(ModelSaved(of(SaveModel, effects)[0].work, b"digest"))
     assert of(Finish, harness.tell(TimerFired(ShutdownDeadline()), after_s=shutdown.at))
 
 
 def test_a_goodbye_after_the_farewell_is_no_surprise(open_harness):
-    """A learner that leaves after it was left behind, with the model not saved yet, is fine."""
+    """A learner that leaves after it was left behind, with the model not scored yet, is fine."""
     harness, effects = stopping(open_harness, A)
+    effects = harness.saved(effects)
     harness.tell(TimerFired(ShutdownDeadline()), after_s=60.0)
     harness.tell(PeerLost(A, "bye"))
     harness.tell(PeerJoined(B, B))
-    harness.tell(Evaluated(of(Evaluate, effects)[0].work, None))
-    assert of(Finish, harness.tell(ModelSaved(of(SaveModel, effects)[0].work, b"digest")))
+    assert of(Finish, harness.tell(Evaluated(of(Evaluate, effects)[0].work, None)))
 
 
 def test_a_learner_that_joins_at_the_end_is_told(open_harness):
-    """A learner that comes (back) while the job winds up is told to stop, too."""
-    harness, _ = stopping(open_harness, A)
+    """A learner that comes (back) while the job winds up is told to stop with the others, or at
+    once if they have been told."""
+    harness, effects = stopping(open_harness, A)
     harness.tell(PeerLost(A, "gap"))
-    assert [A] == [peer for peer, _ in said(Stop, harness.tell(PeerJoined(A, A)))]
+    assert [] == said(Stop, harness.tell(PeerJoined(A, A)))
+    assert [A] == [peer for peer, _ in said(Stop, harness.saved(effects))]
+    assert [B] == [peer for peer, _ in said(Stop, harness.tell(PeerJoined(B, B)))]
 
 
 def test_a_model_that_cannot_be_saved_ends_the_job(open_harness):
@@ -1176,10 +1178,20 @@ def test_a_model_that_cannot_be_saved_ends_the_job(open_harness):
 def test_a_model_that_cannot_be_scored_is_still_saved(open_harness):
     """A failed evaluation is observed, and the job ends as it would."""
     harness, effects = stopping(open_harness)
+    effects = harness.saved(effects)
     failed = harness.tell(WorkFailed(of(Evaluate, effects)[0].work, "task", "no data"))
     assert [{"reason": "no data"}] == observed("not evaluated", failed)
-    done = harness.tell(ModelSaved(of(SaveModel, effects)[0].work, b"digest"))
-    assert ["stopped"] == [finish.status for finish in of(Finish, done)]
+    assert ["stopped"] == [finish.status for finish in of(Finish, failed)]
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_syncer_that_must_leave_after_the_end_is_not_started_again(open_harness, is_saved):
+    """Once the model is saved and scored it is done; before that another one continues."""
+    harness, effects = stopping(open_harness, A)
+    if is_saved:
+        harness.scored(effects)
+    [finish] = of(Finish, harness.tell(LeaveRequested("SIGTERM")))
+    assert finish.status == ("stopped" if is_saved else "left")
 
 
 @pytest.mark.parametrize(("kind", "status"), [("task", "bad-input"), ("worker", "failed")])

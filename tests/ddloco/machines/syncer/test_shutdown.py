@@ -10,6 +10,7 @@ from ddloco.job.protocol.timers import ShutdownDeadline
 from ddloco.job.protocol.work import Evaluate, SaveModel
 from ddloco.machines.syncer.shutdown import (
     DIVERGED,
+    LATE_S,
     SHUTDOWN_S_MAX,
     SHUTDOWN_S_MIN,
     JobShutdown,
@@ -26,17 +27,36 @@ def shutdown():
     return JobShutdown("done", "global step 9", 9, 7, evaluating=41)
 
 
-def test_the_end_begins_with_a_message_to_all(shutdown):
-    """Stop to each, then the evaluation and the saving of all fragments, then the timer."""
-    effects = shutdown.begin(100.0, PEERS, THETAS, 42, 2.0)
+def test_nobody_is_told_of_the_end_before_the_model_is_saved(shutdown):
+    """All fragments are saved; then stop to each, the evaluation, and the timer."""
     stop = Stop(9, "global step 9")
+    assert [SaveModel(42, THETAS, done=True)] == shutdown.begin(THETAS, 42)
+    assert shutdown.tell("learner-2.1") == []
     assert [
         *(Send(peer, CONTROL, stop, key="stop") for peer in PEERS),
         Observe("evaluating", {"t": 9}),
         Evaluate(41, THETAS),
-        SaveModel(42, THETAS),
         SetTimer(ShutdownDeadline(), 120.0),
-    ] == effects
+    ] == shutdown.announce(100.0, PEERS, 2.0)
+    assert shutdown.tell("learner-2.1") == [Send("learner-2.1", CONTROL, stop, key="stop")]
+
+
+def test_a_syncer_that_comes_after_the_end_waits_for_those_who_do_not_know(shutdown):
+    """It says for whom and for how long, and no longer than that somebody may come."""
+    shutdown.absent = {"learner-2": None, "relay-0": None}
+    shutdown.begin(THETAS, 42)
+    *_, seen, timer = shutdown.announce(4.0, (), None)
+    assert (seen.event, seen.fields) == (
+        "lingers",
+        {"for": "learner-2, relay-0", "for_s": LATE_S - 4.0},
+    )
+    assert SetTimer(ShutdownDeadline(), LATE_S) == timer
+    shutdown.result(2.5)
+    assert shutdown.leave(0) == []
+    shutdown.tell("relay-0.1")
+    assert shutdown.leave(0) == []
+    shutdown.tell("learner-2.3")
+    assert shutdown.leave(0)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +70,11 @@ def test_the_end_begins_with_a_message_to_all(shutdown):
     ],
 )
 def test_patience_is_ten_steps_within_bounds(shutdown, step_s, patience):
-    """Where no step was timed, the longest; never less than three seconds."""
-    *_, timer = shutdown.begin(100.0, (), THETAS, 42, step_s)
+    """Where no step was timed, the longest; never less than three seconds, which are enough where
+    nobody is linked."""
+    *_, timer = shutdown.announce(100.0, PEERS, step_s)
+    *_, alone = shutdown.announce(100.0, (), step_s)
+    assert SetTimer(ShutdownDeadline(), 100.0 + SHUTDOWN_S_MIN) == alone
     assert SetTimer(ShutdownDeadline(), 100.0 + patience) == timer
 
 

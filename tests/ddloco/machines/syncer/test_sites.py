@@ -329,7 +329,7 @@ def test_a_relay_reaches_only_the_learners_that_are_its_own(harness):
 
 def test_the_end_waits_for_relays(harness):
     """They are told as learners are."""
-    ended = harness.tell(StopRequested("enough"))
+    ended = harness.saved(harness.tell(StopRequested("enough")))
     assert RELAY in [to for to, _ in said(Stop, ended)]
     assert RELAY in [to for to, _ in said(Stop, harness.tell(PeerJoined(RELAY, RELAY)))]
     for peer in (A, B, C):

@@ -27,7 +27,7 @@ class Waiting:
         self.name, self.awaits, self.finish, self.told = name, "", None, []
         self.met, self.log = [], SimpleNamespace(observe=lambda e, _at, _n, f: self.note(e, f))
         links = SimpleNamespace(peers=lambda: self.met)
-        self.driver = SimpleNamespace(actor=SimpleNamespace(links=links))
+        self.driver = SimpleNamespace(actor=SimpleNamespace(links=links, machine=None))
 
     def note(self, event, fields):
         """Keep what is logged, and when."""

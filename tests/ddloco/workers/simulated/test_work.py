@@ -242,10 +242,12 @@ def test_the_model_is_scored_and_saved(shops):
     thetas = tuple(f"theta/{p}/0" for p in range(P))
     loss = syncer.do(Evaluate(1, thetas)).loss
     assert (loss is None) == (syncer.contents["theta/0/0"].array is None)
-    saved = syncer.do(SaveModel(2, thetas)).digest
-    assert saved == syncer.do(SaveModel(3, thetas)).digest
+    saved = syncer.do(SaveModel(2, thetas, done=True)).digest
+    assert saved == syncer.do(SaveModel(3, thetas, done=True)).digest
     merge(syncer, learners)
-    assert saved != syncer.do(SaveModel(4, ("theta/0/0", "theta/1/4", "theta/2/0"))).digest
+    assert (
+        saved != syncer.do(SaveModel(4, ("theta/0/0", "theta/1/4", "theta/2/0"), done=True)).digest
+    )
 
 
 def test_tensors_are_named_and_of_one_size():
