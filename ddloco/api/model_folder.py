@@ -30,6 +30,10 @@ ABOUT = {"format": "pt"}
 """What transformers wants to read in a safetensors file: the order of dimensions is PyTorch's."""
 
 
+class NoExportError(TaskError):
+    """The task does not say what is in a model folder."""
+
+
 def export(
     path: Path | str,
     to: Path | str,
@@ -82,7 +86,7 @@ def write_model_folder(
     made = task_made(spec, near.task if near is not None else {}, folder)
     method, named = getattr(made, METHOD, None), f"task {_name_of(spec)!r}"
     if not callable(method):
-        raise TaskError(
+        raise NoExportError(
             f"{named}: {type(made).__name__} has no method {METHOD}(params), which returns the "
             "files of the folder by name"
         )

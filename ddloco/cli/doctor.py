@@ -19,12 +19,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import trio
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
+from ddloco.api.model_folder import NoExportError, write_model_folder
 from ddloco.cli.ask import complain
 from ddloco.job.config import LEARNERS_MAX, Job, load_job
 from ddloco.job.job_folder import check_place
@@ -37,6 +38,7 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.process.memory import available
 from ddloco.workers import rpc
+from ddloco.workers.layout import tensors_of
 from ddloco.workers.merge_kernel import CompiledKernel, merge_kernel
 from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError, open_worker
 from ddloco.workers.quantization_kernel import CompiledQuantizer, quantizer
@@ -362,6 +364,8 @@ def of_task(job: Job, file: Path, lines: NetworkRates) -> Iterator[Checked]:
     yield Checked("task", "ok", f"{said}; {tried.device}")
     yield devices(tried.devices, job)
     yield step(tried, job)
+    yield tried.evaluation
+    yield from exported(file, tried.tensors)
     host = COPIES_HOST * plan.total_bytes
     yield memory((max(tried.peak, WORKER_BYTES) + host) * actors, actors, available())
     yield shared(host * actors, MEMORY_FOLDER)
@@ -381,6 +385,8 @@ class Tried(Struct, frozen=True):
         tokens: in a batch.
         peak: most memory of the worker, in bytes.
         devices: its devices, and what a step needs of them.
+        evaluation: whether the parameters can be evaluated, which else runs at the end only.
+        tensors: the parameters after these steps, by name.
     """
 
     plan: FragmentPlan
@@ -390,6 +396,8 @@ class Tried(Struct, frozen=True):
     tokens: int
     peak: int
     devices: rpc.Devices
+    evaluation: Checked
+    tensors: dict[str, Any]
 
 
 class TooLargeError(Exception):
@@ -414,7 +422,8 @@ async def _try(job: Job, file: Path) -> Tried:
         found = await process.expect(rpc.MeasureDevices(), rpc.Devices)
         if devices(found, job).status == "problem":
             raise TooLargeError(found)
-        out = rpc.span_of(arena.allocate(plan.total_bytes))
+        region = arena.allocate(plan.total_bytes)
+        out = rpc.span_of(region)
         await process.expect(rpc.Fill(out), rpc.Ready)
         times: list[float] = []
         tokens = 0
@@ -428,8 +437,40 @@ async def _try(job: Job, file: Path) -> Tried:
         first, *others = times
         median = sorted(others)[len(others) // 2]
         device = prepared.fingerprint.get("device", "")
-        peak = _peak(await process.pid())
-        return Tried(plan, device, first, median, tokens, peak, found)
+        peak, scored = _peak(await process.pid()), await _scored(process)
+        tensors: dict[str, Any] = {}
+        for p in range(len(plan.fragments)):
+            start, stop = plan.fragment_slice(p)
+            tensors |= tensors_of(plan, p, region.data[start:stop].copy())
+        return Tried(plan, device, first, median, tokens, peak, found, scored, tensors)
+
+
+async def _scored(process: WorkerProcess) -> Checked:
+    """Evaluate the parameters as they are, as is done at the end of a job."""
+    begun = time.perf_counter()
+    try:
+        scored = await process.expect(rpc.Score(None), rpc.Scored)
+    except WorkerRequestError as error:
+        remedy = "correct evaluate; at the end of the job the held-out loss would be unknown"
+        return Checked("evaluation", "problem", str(error), remedy)
+    if scored.loss is None:
+        return Checked("evaluation", "ok", "the task has no evaluate(params): no held-out loss")
+    took = f"held-out loss {scored.loss:.4g}, in {time.perf_counter() - begun:.1f} s"
+    return Checked("evaluation", "ok", took)
+
+
+def exported(file: Path, tensors: dict[str, Any]) -> Iterator[Checked]:
+    """Whether the parameters can be written as a model folder, if the task says how."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            files = write_model_folder(Path(folder) / "model", tensors, str(file), job=file)
+        except NoExportError:
+            return
+        except (TaskError, ConfigError) as error:
+            remedy = "correct hugging_face; the model could not be exported"
+            yield Checked("export", "problem", str(error), remedy)
+            return
+    yield Checked("export", "ok", f"{len(files)} files, {size(sum(files.values()))}")
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ from ddloco.stage.nodes.node import HostedActor
 from ddloco.stage.nodes.serve import Terms, check_bind, serve_role
 from ddloco.stage.nodes.single_process import ANY_PORT, Cluster
 from ddloco.stage.nodes.subprocesses import Processes
-from ddloco.stage.nodes.waiting import tell_missing_peers
+from ddloco.stage.nodes.waiting import tell_what_is_missing
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import NamedError
 from ddloco.stage.process.errors import first_of
@@ -184,7 +184,7 @@ async def _run(
         if isinstance(started, Processes):
             outcome = await started.run()
         else:
-            outcome = await started.run(partial(tell_missing_peers, started.addresses))
+            outcome = await started.run(partial(tell_what_is_missing, started.addresses))
         nursery.cancel_scope.cancel()
     return outcome.finishes
 

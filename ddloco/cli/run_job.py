@@ -24,7 +24,7 @@ from ddloco.job.protocol.status import Numbers
 from ddloco.machines.syncer.shutdown import DIVERGED
 from ddloco.monitoring.metrics import Sink, metrics_in_words
 from ddloco.monitoring.status_view import interval_in_words
-from ddloco.stage.actors.observations import DISREGARDED
+from ddloco.stage.actors.observations import DISREGARDED, UNUSED
 from ddloco.stage.files.run_folder import LOSS_FILE, SNAPSHOTS, TAPES
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
@@ -148,7 +148,10 @@ def _conclude(ended: JobEnd, say: Callable[[str], None]) -> int:
         numbers = Numbers(interval_steps=ended.result.get("interval_steps"))
         if interval := interval_in_words(numbers, ended.cluster.program.job.sync.interval):
             say(interval)
-    return complain(ended.problem, FOUND) if ended.problem is not None else HELD
+    if ended.problem is not None:
+        return complain(ended.problem, FOUND)
+    unused = ended.result.get(UNUSED, ()) if ended.result is not None else ()
+    return complain(f"of no use to the model: {', '.join(unused)}", FOUND) if unused else HELD
 
 
 def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[str], None]) -> int:

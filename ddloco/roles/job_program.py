@@ -23,6 +23,8 @@ from ddloco.job.protocol.tape_facts import FROM_COPY, SEMANTICS, TASK
 from ddloco.job.protocol.validation import admission
 from ddloco.job.protocol.work import RunStep
 from ddloco.machines.data_parallel.coordinator import Coordinator
+from ddloco.machines.data_parallel.replica import Replica
+from ddloco.machines.learner.machine import Learner
 from ddloco.machines.registry import machine_for, states_for
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.roles.resume import (
@@ -237,6 +239,12 @@ class JobProgram(Runnable):
         enough = len(linked & set(dialling)) >= quorum
         wanted = (*self.dials(name), *(() if enough else dialling))
         return [other for other in wanted if other not in linked]
+
+    def stands(self, machine: Machine, silent_s: float) -> str:
+        """What a learner waits for between two steps. Of a syncer that merges nothing its own
+        warnings tell; see ``machines.syncer.standstill``."""
+        del silent_s
+        return machine.standing if isinstance(machine, Learner | Replica) else ""
 
     def untold(self, machine: Machine) -> Sequence[str]:
         """Learners, relays and shards that were lost before the end."""

@@ -60,13 +60,13 @@ from ddloco.workers import rpc
 from ddloco.workers.compression import FragmentCompression
 from ddloco.workers.data_stream import travelling
 from ddloco.workers.fragment_store import FragmentStore, FragmentStoreError, StoredFragment
-from ddloco.workers.layout import Layouts
+from ddloco.workers.layout import Layouts, tensors_of
 from ddloco.workers.merge_kernel import merge_kernel
 from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError, fitting
 from ddloco.workers.snapshot_work import SnapshotWork
 from ddloco.workers.state_transfer import StateTransfer
 from snapshot import save_tensors
-from transport import DTYPES, Bytes, Payload
+from transport import Bytes, Payload
 
 MODEL_FILE = Path("model") / "model.safetensors"
 
@@ -496,11 +496,7 @@ class WorkExecutor(Doer):
             tensors: dict[str, Any] = {}
             for p, handle in enumerate(work.fragments):
                 data = self.layouts.bytes_of(p, self._arrays.get(handle))
-                start = self.plan.fragment_slice(p)[0]
-                for index, leaf in enumerate(self.plan.fragments[p]):
-                    at = self.plan.tensor_offset(p, index) - start
-                    view = data[at : at + leaf.nbytes].view(DTYPES[leaf.dtype])
-                    tensors[leaf.name] = view.reshape(leaf.shape)
+                tensors |= tensors_of(self.plan, p, data)
             save_tensors(path, tensors, {"job": self._job.id})
             return xxhash.xxh3_128_digest(path.read_bytes())
 

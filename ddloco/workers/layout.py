@@ -23,6 +23,16 @@ from ddloco.workers.quantization_kernel import quantizer
 from transport import DTYPES, Bytes, Payload, Pieces, aligned, copy_payload, describe
 
 
+def tensors_of(plan: FragmentPlan, fragment: int, data: Bytes) -> dict[str, NDArray[Any]]:
+    """The tensors of a fragment by name, as views of its bytes (uint8)."""
+    start, found = plan.fragment_slice(fragment)[0], {}
+    for index, leaf in enumerate(plan.fragments[fragment]):
+        at = plan.tensor_offset(fragment, index) - start
+        view = data[at : at + leaf.nbytes].view(DTYPES[leaf.dtype])
+        found[leaf.name] = view.reshape(leaf.shape)
+    return found
+
+
 class Layouts:
     """Converts between the layouts of a job's fragments.
 

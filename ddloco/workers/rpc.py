@@ -407,7 +407,10 @@ class RequestReader:
         """Wait until so many bytes are there; returns False if the socket closes before that."""
         while len(self._received) < nbytes:
             self._selector.select()
-            piece = self._link.recv(READ_BYTES)
+            try:
+                piece = self._link.recv(READ_BYTES)
+            except ConnectionResetError:  # The actor has left an answer unread.
+                return False
             if not piece:
                 return False
             self._received += piece

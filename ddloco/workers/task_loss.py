@@ -143,7 +143,12 @@ def held_out(spec: str, found: Any) -> tuple[float, dict[str, float]]:
         TaskError: it returned something else.
     """
     if not isinstance(found, dict):
-        return float(found), {}
+        try:
+            return float(found), {}
+        except (TypeError, ValueError):
+            kind = type(found).__name__
+            want = "want the held-out loss, or a dict with it as 'loss'"
+            raise TaskError(f"task {spec}: evaluate returns a {kind}; {want}") from None
     check_metrics(spec, "evaluate", found)
     metrics = said(cast("dict[str, Any]", found))
     if "loss" not in metrics:

@@ -40,6 +40,7 @@ from tests.lab.merge_oracle import Oracle
 from tests.lab.resource_bounds import Bounds, Holders
 from tests.lab.snapshot_checks import SnapshotContents, SnapshotEndings
 from tests.lab.snapshot_requests import Asked, ask, not_too_narrow, requests
+from tests.lab.standing import Standing
 from tests.lab.truth import Clocks, Contents, Optimizer
 from transport import Effect, Event, Transmit
 
@@ -510,6 +511,7 @@ class Watch:
             *known,
             PerSyncer(Belief),
             healing,
+            Standing(),
             SnapshotContents(),
             self.snapshot_endings,
             self.trail,

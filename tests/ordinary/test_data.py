@@ -4,6 +4,8 @@ import subprocess
 
 import pytest
 
+from tests.commands import here
+
 DAMAGED = "ValueError: record 12 is damaged (broken.py:15)"
 METHODS = ["decoupled-diloco", "data-parallel"]
 
@@ -113,3 +115,17 @@ def test_a_loss_that_calls_a_function_of_the_host(situation, threads, told):
     assert callback.run(*more, steps=8) == 0, callback.said
     assert len(callback.logged("host callback")) == told
     assert ("set worker.threads = 2" in callback.said) == bool(told)
+
+
+def test_what_runs_at_the_end_is_tried_by_doctor(situation):
+    """A task whose evaluation or export fails is found before the job, one that is sound is not."""
+    unscored, plain = situation("unscored"), situation("plain")
+    unscored.write()
+    found = here("doctor", "job.toml", cwd=unscored.folder)
+    assert found.returncode == 1, found.stdout
+    assert "evaluate returns a tuple; want the held-out loss" in found.stdout
+    assert "hugging_face failed: KeyError: 'embedding'" in found.stdout
+    plain.write()
+    found = here("doctor", "job.toml", cwd=plain.folder)
+    assert "held-out loss 0." in found.stdout
+    assert "export" not in found.stdout

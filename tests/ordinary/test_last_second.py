@@ -23,7 +23,8 @@ LEARNER = {
     "its log": "ddloco.stage.process.log:ActorLog.close",
 }
 CASES = [(each, when) for each in (*LEAD, *LEARNER) for when in ("before", "after")]
-FAST = [("the model", "after"), ("the end beside its address", "before")]
+FAST = [("the model", "after")]
+"""After the others somebody waits for half a minute, or for a tape that nobody receives."""
 
 AGAIN = (75, -9)
 """An engine starts a process again that has ended so."""

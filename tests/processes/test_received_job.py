@@ -164,7 +164,7 @@ def test_nobody_there_is_waited_for_with_patience(empty):
     begun = time.monotonic()
     left = call_in(empty, *words, "--trust", "--patience", "1.5")
     assert left.returncode == 75
-    assert "wait for a job file from tcp://127.0.0.1" in left.stderr
+    assert "syncer does not answer at tcp://127.0.0.1" in left.stdout
     assert time.monotonic() - begun < 30
     refused = call_in(empty, *words, "--trust", "--set", "job.steps=3")
     assert refused.returncode == 2

@@ -445,6 +445,7 @@ class Coordinator(OwnMachine):
         evaluating, saving = self.work.next(), self.work.next()
         self.shutdown = JobShutdown(status, reason, self.version, self.version, evaluating)
         self.shutdown.disregarded = self.disregarded
+        self.shutdown.unused = self.membership.accounts.unused()
         self.final = self.numbers(at)
         thetas = (f"theta/0/{self.version}",)
         return self.shutdown.begin(thetas, saving)

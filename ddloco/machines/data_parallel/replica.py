@@ -96,6 +96,11 @@ class Replica(OwnMachine):
     last: LastStep | None = None
     busy: str = ""
 
+    @property
+    def standing(self) -> str:
+        """What it waits for before its next step, in words; empty if it trains."""
+        return "" if self.idle_at is None else "the syncer's parameters"
+
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
         match event:

@@ -436,6 +436,13 @@ class Learner(OwnMachine):
         return self.incoming.get(fragment) or next(installing, None)
 
     @property
+    def standing(self) -> str:
+        """What it waits for before its next step, in words; empty if it trains."""
+        if self._waits:
+            return "newer parameters of the syncer"
+        return "" if self._begun else "the syncer's parameters"
+
+    @property
     def _begun(self) -> bool:
         """Whether the first step, or the installation of a peer's state, has been started."""
         return self.step > 0 or self.running is not None or self.installing > 0

@@ -151,6 +151,11 @@ class Accounts(Struct, forbid_unknown_fields=True):
         found = sorted(pair for pair in self.fates.items() if pair[1].is_disregarded)
         return {actor: fate.words(merges) for actor, fate in found}
 
+    def unused(self) -> list[str]:
+        """Return whose contributions were refused or late each time, by name."""
+        fates = sorted(self.fates.items())
+        return [actor for actor, fate in fates if fate.is_disregarded and not fate.merged]
+
     def join(self, at: float, incarnation: str) -> None:
         """A learner has joined; what an earlier incarnation of it has done is kept."""
         actor = actor_of(incarnation)

@@ -711,6 +711,7 @@ class Syncer(OwnMachine):
         shutdown = self.shutdown = JobShutdown(status, reason, t, merges, evaluating)
         shutdown.absent = self._absent(at) if status == "done" else {}
         shutdown.disregarded = self.disregarded
+        shutdown.unused = rounds.membership.accounts.unused()
         effects = rounds.end()
         peers, report_s = self._told_of_the_end(), rounds.pacing.report_s
         if known:

@@ -17,7 +17,7 @@ from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.timers import ShutdownDeadline
 from ddloco.job.protocol.work import Evaluate, SaveModel
 from ddloco.stage.actors.effects import Finish, Observe, Status
-from ddloco.stage.actors.observations import DISREGARDED
+from ddloco.stage.actors.observations import DISREGARDED, UNUSED
 from transport import CONTROL, CancelTimer, Effect, Hangup, Send, SetTimer
 
 SHUTDOWN_STEPS = 10
@@ -55,6 +55,8 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
     """Who has not come to this incarnation yet, and may not have been told of the end."""
     disregarded: dict[str, str] = {}
     """Whose work was of no use to the job, in words; see ``Accounts.disregarded``."""
+    unused: list[str] = []
+    """Whose work was never used; see ``Accounts.unused``."""
 
     def begin(self, fragments: tuple[str, ...], saving: int) -> list[Effect]:
         """Begin the shutdown once no sync is in flight: save the model."""
@@ -136,6 +138,7 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         fields = {"held_out_loss": loss, "t": self.t, "merges": self.merges, "status": status}
         fields |= asdict(numbers) if numbers is not None else {}
         fields |= {DISREGARDED: self.disregarded} if self.disregarded else {}
+        fields |= {UNUSED: self.unused} if self.unused else {}
         return [Observe("result", {**fields, "metrics": metrics} if metrics else fields)]
 
     @property

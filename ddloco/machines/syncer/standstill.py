@@ -56,10 +56,11 @@ class Standstill(Struct, forbid_unknown_fields=True):
             return []
         if rounds.merges != self.merges:
             self.merges, self.since, self.warnings = rounds.merges, rounds.merged_at, 0
-        due = self.since + self._patience_s(rounds, job) * 2**self.warnings
-        if at < due:
+        patience_s = self._patience_s(rounds, job)
+        due = self.since + patience_s
+        if not self.warnings and at < due:
             return [SetTimer(StandstillDue(), max(due, at + 1.0))]
-        again = at + min(STANDSTILL_S * 2 ** (self.warnings + 1), REPEAT_S_MAX)
+        again = at + min(patience_s * 2**self.warnings, max(REPEAT_S_MAX, patience_s))
         self.warnings = min(self.warnings + 1, 10)
         fields = {
             "level": "warning",

@@ -6,6 +6,9 @@ BEGUN, TAKEN, DISCARDED = "snapshot begun", "snapshot taken", "snapshot discarde
 FAILED = "snapshot part failed"
 """Log event of a participant that could not write its own part."""
 
+UNUSED = "unused"
+"""The field of a result with the learners whose work was never used, by name."""
+
 DISREGARDED = "disregarded"
 """Log event of a learner whose contributions are refused again and again."""
 

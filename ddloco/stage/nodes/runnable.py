@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ddloco.stage.nodes.node import HostedActor, OpenedActor
 
 
+SILENT_S = 60.0
+"""An actor of a user's program that has had no message for so many seconds may stand still."""
+
+
 class Runnable(ABC):
     """Actors that run together, and their settings.
 
@@ -187,6 +191,16 @@ class Runnable(ABC):
         del machine, linked
         dialling = [other for other in self.names if name in self.dials(other)]
         return [other for other in (*self.dials(name), *dialling) if other not in met]
+
+    def stands(self, machine: Machine, silent_s: float) -> str:
+        """What an actor waits for that has the peers that it needs, in words; empty for nothing.
+
+        Args:
+            machine: its machine, which is only read.
+            silent_s: for how many seconds no message has come.
+        """
+        del machine
+        return "a message" if silent_s >= SILENT_S else ""
 
     def untold(self, machine: Machine) -> Sequence[str]:
         """The actors that the lead has lost, and that may not know that it has ended; by default

@@ -45,7 +45,7 @@ from ddloco.stage.nodes.node import HostedActor, Notes
 from ddloco.stage.nodes.place_mirror import PlaceMirror
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
-from ddloco.stage.nodes.waiting import Wait, tell_missing_peers
+from ddloco.stage.nodes.waiting import Wait, tell_what_is_missing
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.malloc import give_back_spare, keep_freed_memory
@@ -211,12 +211,13 @@ async def _act(
             start_point=start_point, address=addresses.get(program.lead, ""),
             alone=terms.alone, lease=lease,
         )  # fmt: skip
-        missing = partial(tell_missing_peers, {**addresses, name: address})
+        missing = partial(tell_what_is_missing, {**addresses, name: address})
         terms = replace(terms, beside=(*terms.beside, missing))
         finish = await _serve(hosted, endpoint, terms, granting)
         if leads and listens and finish.status in ENDS:
+            said = finish.reason if finish.status == "done" else f"{finish.status}: {finish.reason}"
             with suppress(OSError):  # Then who asks later waits in vain.
-                write_end(folder, name, program.id, f"{finish.status}: {finish.reason}")
+                write_end(folder, name, program.id, said)
             await hosted.settle()
             await _tell_the_lost(hosted, endpoint, finish, terms)
         await hosted.endpoint.aclose()

@@ -79,8 +79,9 @@ class Wait:
         await tell_waiting(self.whom, say)
 
 
-async def tell_missing_peers(addresses: Mapping[str, str], actor: HostedActor) -> None:
-    """Log which peers an actor waits for; the links are read from outside, so this is no event.
+async def tell_what_is_missing(addresses: Mapping[str, str], actor: HostedActor) -> None:
+    """Log which peers an actor waits for, or for what of them; it is read from outside, so this is
+    no event.
 
     Args:
         addresses: where those listen that it dials, and it itself, by name.
@@ -88,15 +89,21 @@ async def tell_missing_peers(addresses: Mapping[str, str], actor: HostedActor) -
     """
     peers = peers_of(actor.program, actor.name, addresses)
     met: set[str] = set()
+    heard, heard_at = 0, trio.current_time()
 
     def whom() -> str:
         if actor.driver is None or actor.finish is not None:
             return actor.awaits
-        driven = actor.driver.actor
+        nonlocal heard, heard_at
+        driven, now = actor.driver.actor, trio.current_time()
+        known = sum(driven.clock[each] for each in driven.clock.others())
+        if known != heard:
+            heard, heard_at = known, now
         linked = {actor_of(peer) for peer in driven.links.peers()}
         met.update(linked)
         wanted = actor.program.awaits(actor.name, driven.machine, linked, met)
-        return _named([peers[each] for each in wanted])
+        missing = [peers[each] for each in wanted]
+        return _named(missing) or actor.program.stands(driven.machine, now - heard_at)
 
     def say(missing: str, since_s: float) -> None:
         fields = _fields(missing, since_s)

@@ -236,14 +236,18 @@ def test_what_the_syncers_are_asked_for_needs_a_job(words, tmp_path, capsys):
 
 def test_too_few_cores(monkeypatch):
     """More threads of learners than cores make steps slower than the one that was timed."""
-    tried = doctor.Tried(None, "cpu: a processor", 1.0, 0.05, 8, 0, HERE)
+    tried = doctor.Tried(
+        None, "cpu: a processor", 1.0, 0.05, 8, 0, HERE, doctor.Checked("evaluation", "ok", ""), {}
+    )
     three = job(job={"learners": 3}, worker={"threads": 2})
     for cores, status in ((5, "warning"), (6, "ok")):
         monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         found = doctor.step(tried, three)
         assert found.status == status
         assert ("6 threads of 3 learners share 5 cores" in found.said) == (status == "warning")
-    elsewhere = doctor.Tried(None, "gpu: a card", 1.0, 0.05, 8, 0, HERE)
+    elsewhere = doctor.Tried(
+        None, "gpu: a card", 1.0, 0.05, 8, 0, HERE, doctor.Checked("evaluation", "ok", ""), {}
+    )
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     assert doctor.step(elsewhere, three).status == "ok"
 

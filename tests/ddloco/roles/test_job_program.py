@@ -1,12 +1,16 @@
 """Learners that are slower on purpose, and whom actors wait for."""
 
+import pytest
 import trio
 
 from ddloco.job.config import job_from
+from ddloco.job.protocol.events import Started
+from ddloco.job.protocol.fragment_plan import Leaf
 from ddloco.job.protocol.work import CopyState, RunStep
 from ddloco.machines.registry import machine_for
 from ddloco.machines.syncer.shutdown import JobShutdown
 from ddloco.roles.job_program import program_of, slowed
+from transport import PeerJoined
 
 
 class Began:
@@ -76,3 +80,16 @@ def test_actors_wait_for_whom_they_dial_and_a_syncer_for_its_quorum():
     assert found == wanted
     machine.shutdown = JobShutdown("done", "global step 8", 8, 4, 1)
     assert program.awaits("syncer-0", machine, set(), set()) == []
+
+
+@pytest.mark.parametrize("method", ["decoupled-diloco", "data-parallel"])
+def test_a_learner_that_has_no_parameters_says_so(method):
+    """It has its peers, and stands."""
+    job = {"name": "j", "task": "examples.blank:task", "learners": 1, "steps": 8, "method": method}
+    program = program_of(job_from({"job": job}, "a test"))
+    machine = machine_for(program.job, "learner-0.1")
+    leaves = (Leaf("w", (4,), "float32"),)
+    machine.handle(0.0, Started("learner-0.1", leaves))
+    machine.handle(1.0, PeerJoined("syncer", "syncer.1"))
+    assert program.stands(machine, 0.0) == "the syncer's parameters"
+    assert program.stands(machine_for(program.job, "syncer.1"), 1000.0) == ""

@@ -6,13 +6,15 @@ from types import SimpleNamespace
 import pytest
 import trio
 
+from clocks import ActorClock
+from ddloco.stage.nodes.runnable import SILENT_S
 from ddloco.stage.nodes.waiting import (
     NAMED_MAX,
     WAIT_AGAIN_S,
     WAIT_TOLD_S,
     Wait,
     peers_of,
-    tell_missing_peers,
+    tell_what_is_missing,
 )
 from ddloco.stage.programs.program import load_program
 
@@ -26,8 +28,9 @@ class Waiting:
         self.program = load_program("examples.parameter_server:program", {"trainers": trainers})
         self.name, self.awaits, self.finish, self.told = name, "", None, []
         self.met, self.log = [], SimpleNamespace(observe=lambda e, _at, _n, f: self.note(e, f))
-        links = SimpleNamespace(peers=lambda: self.met)
-        self.driver = SimpleNamespace(actor=SimpleNamespace(links=links, machine=None))
+        links, self.clock = SimpleNamespace(peers=lambda: self.met), ActorClock(f"{name}.1")
+        actor = SimpleNamespace(links=links, machine=None, clock=self.clock)
+        self.driver = SimpleNamespace(actor=actor)
 
     def note(self, event, fields):
         """Keep what is logged, and when."""
@@ -38,7 +41,7 @@ class Waiting:
         """Tell for so many seconds, and again with other links."""
         with trio.move_on_after(for_s * (1 + len(then))):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(tell_missing_peers, {"server": ADDRESS}, self)
+                nursery.start_soon(tell_what_is_missing, {"server": ADDRESS}, self)
                 for links in then:
                     await trio.sleep(for_s)
                     self.met = links
@@ -64,6 +67,24 @@ async def test_peers_that_come_in_time_or_have_ended_are_not_named(autojump_cloc
     await actor.tell(10, ["trainer-0.2"], ["trainer-1.1"])
     named = [f"trainer-{n}, which dials {ADDRESS}" for n in (0, 1)]
     assert [each[1] for each in actor.told] == ["; ".join(named)]
+
+
+async def test_an_actor_that_hears_nothing_for_a_minute_says_so(autojump_clock):
+    """It has all peers, and none of them says anything; not while it hears something."""
+    actor = Waiting("server")
+    actor.met = ["trainer-0.1", "trainer-1.1"]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tell_what_is_missing, {"server": ADDRESS}, actor)
+        for number in range(1, 5):
+            await trio.sleep(SILENT_S / 2)
+            actor.clock.tick({"trainer-0.1": number}, "trainer-0.1")
+        assert actor.told == []
+        last = trio.current_time()
+        await trio.sleep(SILENT_S + 2 * WAIT_TOLD_S)
+        nursery.cancel_scope.cancel()
+    [(at, said, _)] = actor.told
+    assert said == "a message"
+    assert SILENT_S <= at - last <= SILENT_S + WAIT_TOLD_S + 2
 
 
 async def test_many_peers_are_counted(autojump_clock):
