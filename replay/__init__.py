@@ -17,6 +17,7 @@ from replay.tape import Tape as Tape
 from replay.tape import TapeError as TapeError
 from replay.tape import TapeHeader as TapeHeader
 from replay.tape import TapeWriter as TapeWriter
+from replay.tape import UnwrittenError as UnwrittenError
 from replay.tape_files import bytes_of as bytes_of
 from replay.tape_files import files_of as files_of
 from replay.tape_files import open_tapes as open_tapes

@@ -66,6 +66,10 @@ class TapeError(ValueError):
         return f"{path}: byte {byte}: {problem}"
 
 
+class UnwrittenError(TapeError):
+    """A tape that cannot be written now: there is no room, or its disk is away."""
+
+
 class NoTapesError(TapeError):
     """A folder in which tapes were to be is missing, or has none."""
 
@@ -195,10 +199,11 @@ class TapeWriter:
         try:
             written = os.write(self._file, data)
         except OSError as error:
-            raise TapeError(self.path, self._bytes, f"cannot write: {error.strerror}") from None
+            problem = f"cannot write: {error.strerror}"
+            raise UnwrittenError(self.path, self._bytes, problem) from None
         if written != len(data):
             problem = f"cannot write: {written} of {len(data)} bytes taken (disk full?)"
-            raise TapeError(self.path, self._bytes, problem)
+            raise UnwrittenError(self.path, self._bytes, problem)
         self._bytes += written
 
     def close(self) -> None:

@@ -417,6 +417,9 @@ class Worker(Section, frozen=True):
             their like, which say that the code or the data are wrong. Then it ends with exit code
             75 and comes back; after three incarnations in a row with the same error at the same
             batch it does not, and the others go on. 0 does not try again.
+        nice: how much of a busy processor the workers leave to the actors, which have little to do
+            and must answer at once: a niceness of 0 to 19. With 0 a syncer that shares its cores
+            with short steps does not keep up, and intervals get longer than asked for.
     """
 
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
@@ -428,12 +431,13 @@ class Worker(Section, frozen=True):
     on_corruption: Literal["leave", "continue"] = "leave"
     together_s: Annotated[float, Meta(ge=0.0, le=60.0)] = 0.01
     retry_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 60.0
+    nice: Annotated[int, Meta(ge=0, le=19)] = 10
 
 
 UNSAID = {
     "worker": (
         *("mesh", "processes", "stall_s", "check_every", "on_corruption", "together_s"),
-        "retry_s",
+        *("retry_s", "nice"),
     ),
     "sync": ("blocking", "late", "mixing", "clients", "final_merges"),
     "outer": ("weight",),

@@ -56,7 +56,7 @@ from ddloco.workers.fragment_store import FragmentFolder
 from ddloco.workers.process import WorkerDiedError, WorkerRequestError, open_worker
 from ddloco.workers.task import TaskError, task_digest
 from ddloco.workers.task_sources import keep_sources, kept_modules, of_the_user
-from replay import TapeError, bytes_of
+from replay import TapeError, UnwrittenError, bytes_of
 from transport import Event
 from transport.curve_auth import Curve
 
@@ -277,7 +277,8 @@ class JobProgram(Runnable):
         if isinstance(error, TaskError):
             return Finish("bad-input", str(error))
         if isinstance(error, WorkerRequestError | WorkerDiedError | TapeError):
-            return Finish("failed", str(error), again=isinstance(error, WorkerDiedError))
+            again = isinstance(error, WorkerDiedError | UnwrittenError)
+            return Finish("failed", str(error), again=again)
         if isinstance(error, OSError) and error.errno in RESOURCES:
             return Finish("failed", said_of(error), again=passes(error))
         said = f"{type(error).__name__}: {error} ({raised_at(error)})"

@@ -59,7 +59,8 @@ class Fork(Struct, frozen=True):
         kept: the modules that the run folder keeps; see ``kept_modules``.
         turns: the file by which workers take turns at the prompt; empty where none stops.
         rank: which of a learner's processes it is; None if it is the only one.
-    folder: its working folder, in which its task is looked for.
+        folder: its working folder, in which its task is looked for.
+        nice: see ``[worker]``.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Fork(Struct, frozen=True):
     turns: str = ""
     rank: Rank | None = None
     folder: str = "."
+    nice: int = 0
 
 
 class Began(Struct, frozen=True, tag=True):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import trio
+from msgspec.structs import replace
 
 from ddloco.job.config import Worker
 from ddloco.stage.arrays.shared_memory import SharedMemory
@@ -283,11 +284,10 @@ async def open_worker(
         at_prompt = str(turns) if turns is not None else ""
         folder = str(Path.cwd())
         comes = tuple(each >= 0 for each in shared)
-        fork = Fork(name, comes, kept, at_prompt, ranks[0], folder)
+        fork = Fork(name, comes, kept, at_prompt, ranks[0], folder, worker.nice)
         forked, link = _forked(server, fork, [each for each in shared if each >= 0])
         others = [
-            _forked(server, Fork(name, (), kept, rank=each, folder=folder), ())
-            for each in ranks[1:]
+            _forked(server, replace(fork, shared=(), turns="", rank=each), ()) for each in ranks[1:]
         ]
         stall_s = worker.stall_s if ranks[0] is not None else math.inf
         opened = WorkerProcess(forked, link, [each for each, _ in others], stall_s)
@@ -315,7 +315,8 @@ async def run_other_rank(
         its exit status, and how it ended in words.
     """
     async with open_fork_server(worker_environment(os.environ, worker)) as server:
-        forked, link = _forked(server, Fork(name, (), rank=rank, folder=str(Path.cwd())), ())
+        fork = Fork(name, (), rank=rank, folder=str(Path.cwd()), nice=worker.nice)
+        forked, link = _forked(server, fork, ())
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(link))
         stuck = ended = ""
         try:

@@ -173,6 +173,8 @@ def serve_requests(fork: Fork, link: socket.socket, shared: Sequence[int], sayin
         saying: see ``open_devices``.
     """
     leave_signals_to_parent()
+    with contextlib.suppress(OSError):
+        os.nice(fork.nice)
     breakpoints.install(fork.name, fork.turns)
     look_here_first(Path.cwd())
     if fork.kept is not None:

@@ -3,13 +3,15 @@ says what happens and what they expect. A new feature adds its own."""
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.commands import here
-from tests.installed import install
+from tests.installed import CHECKOUT, install
 
 SITUATIONS = Path(__file__).parent / "situations"
 
@@ -86,3 +88,79 @@ def situation(tmp_path):
 def installed():
     """The wheel is there, for what is started as users start it."""
     install()
+
+
+AGAIN = (75, -9)
+"""An engine starts a process again that has ended so."""
+
+ENDS_S = 100.0
+
+
+class Engine:
+    """Starts the processes of a job, and starts again whatever has not ended for good."""
+
+    def __init__(self, folder):
+        self.folder, self.mark = folder, folder / "lost"
+        self.commands, self.running, self.ends, self.restarts = {}, {}, {}, 0
+
+    def start(self, name, *words, lost=()):
+        """Start one, lost at a call or not."""
+        runs = ["ddloco"] if not lost else ["tests.ordinary.losing", self.mark, *lost]
+        self.commands[name] = [sys.executable, "-m", *map(str, (*runs, *words))]
+        self._start(name)
+
+    def _start(self, name):
+        with (self.folder / f"{name}.txt").open("ab") as said:
+            env = {"PYTHONPATH": f"{CHECKOUT}:{self.folder}", "PATH": "/usr/bin:/bin", "NPROC": "1"}
+            self.running[name] = subprocess.Popen(
+                self.commands[name], cwd=self.folder, stdout=said, stderr=said, env=env
+            )
+
+    def run(self, restarts=True):
+        """Look after them until all have ended for good; returns their exit codes."""
+        self.look_after(ENDS_S, restarts)
+        assert not self.running, self.said()
+        return self.ends
+
+    def look_after(self, for_s, restarts=True):
+        """Start again whatever has ended and may be, for so long, or until all have ended."""
+        deadline = time.monotonic() + for_s
+        while self.running and time.monotonic() < deadline:
+            time.sleep(0.05)
+            for name, process in list(self.running.items()):
+                code = process.poll()
+                if code is None:
+                    continue
+                del self.running[name]
+                self.ends[name] = code
+                assert code in (0, *AGAIN), self.said()
+                if code in AGAIN and restarts:
+                    self.restarts += 1
+                    self._start(name)
+
+    def wait_for(self, path):
+        """Wait until there is a file."""
+        deadline = time.monotonic() + ENDS_S
+        while not (self.folder / path).exists():
+            time.sleep(0.05)
+            assert time.monotonic() < deadline, self.said()
+
+    def said(self):
+        """What all have said, for a failure."""
+        return "\n".join(f"{p.name}: {p.read_text()[-1500:]}" for p in self.folder.glob("*.txt"))
+
+    def kill(self):
+        """End whatever runs."""
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def engine(situation):
+    """A small job, of which nothing runs yet."""
+    made = situation("plain")
+    made.write(steps=24)
+    engine = Engine(made.folder)
+    yield engine
+    engine.kill()

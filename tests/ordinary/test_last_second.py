@@ -2,14 +2,10 @@
 an engine that starts it again. ``tests/simulation/test_last_second.py`` loses it at each event."""
 
 import shutil
-import subprocess
-import sys
-import time
 
 import pytest
 
 from tests.commands import here
-from tests.installed import CHECKOUT
 
 LEAD = {
     "the model": "ddloco.workers.executor:save_tensors",
@@ -25,76 +21,6 @@ LEARNER = {
 CASES = [(each, when) for each in (*LEAD, *LEARNER) for when in ("before", "after")]
 FAST = [("the model", "after")]
 """After the others somebody waits for half a minute, or for a tape that nobody receives."""
-
-AGAIN = (75, -9)
-"""An engine starts a process again that has ended so."""
-
-ENDS_S = 100.0
-
-
-class Engine:
-    """Starts the processes of a job, and starts again whatever has not ended for good."""
-
-    def __init__(self, situation):
-        self.folder, self.mark = situation.folder, situation.folder / "lost"
-        self.commands, self.running, self.ends = {}, {}, {}
-
-    def start(self, name, *words, lost=()):
-        """Start one, lost at a call or not."""
-        runs = ["ddloco"] if not lost else ["tests.ordinary.losing", self.mark, *lost]
-        self.commands[name] = [sys.executable, "-m", *map(str, (*runs, *words))]
-        self._start(name)
-
-    def _start(self, name):
-        with (self.folder / f"{name}.txt").open("ab") as said:
-            env = {"PYTHONPATH": f"{CHECKOUT}:{self.folder}", "PATH": "/usr/bin:/bin", "NPROC": "1"}
-            self.running[name] = subprocess.Popen(
-                self.commands[name], cwd=self.folder, stdout=said, stderr=said, env=env
-            )
-
-    def run(self, restarts=True):
-        """Look after them until all have ended for good; returns their exit codes."""
-        deadline = time.monotonic() + ENDS_S
-        while self.running:
-            time.sleep(0.05)
-            assert time.monotonic() < deadline, self.said()
-            for name, process in list(self.running.items()):
-                code = process.poll()
-                if code is None:
-                    continue
-                del self.running[name]
-                self.ends[name] = code
-                assert code in (0, *AGAIN), self.said()
-                if code in AGAIN and restarts:
-                    self._start(name)
-        return self.ends
-
-    def wait_for(self, path):
-        """Wait until there is a file."""
-        deadline = time.monotonic() + ENDS_S
-        while not (self.folder / path).exists():
-            time.sleep(0.05)
-            assert time.monotonic() < deadline, self.said()
-
-    def said(self):
-        """What all have said, for a failure."""
-        return "\n".join(f"{p.name}: {p.read_text()[-1500:]}" for p in self.folder.glob("*.txt"))
-
-    def kill(self):
-        """End whatever runs."""
-        for process in self.running.values():
-            process.kill()
-            process.wait()
-
-
-@pytest.fixture
-def engine(situation):
-    """A small job, of which nothing runs yet."""
-    made = situation("plain")
-    made.write(steps=24)
-    engine = Engine(made)
-    yield engine
-    engine.kill()
 
 
 def start_all(engine, what, when, *more):

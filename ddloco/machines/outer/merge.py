@@ -225,9 +225,7 @@ def merge_fragment(
     _check_state(state, theta, outer)
     if adopt:
         assert not sums, "a relay measures from the syncer's version"
-        return _adopt(
-            theta, state, contributions, segments, map_chunks=map_chunks, kernel=kernel, out=out
-        )
+        return _adopt(theta, state, contributions, segments, (map_chunks, kernel, out))
     held, chunks = theta if anchor is None else anchor, chunks_of(theta.size, segments)
     work = MergeInput(theta, held, segments, chunks, map_chunks, kernel)
     accepted, squares, norms, refused = judge(work, contributions, outlier_test)
@@ -278,14 +276,12 @@ def _adopt(
     state: State,
     contributions: Sequence[WeightedFragment],
     segments: Sequence[TensorSegment],
-    *,
-    map_chunks: ChunkMap,
-    kernel: BlockKernel,
-    out: F32 | None,
+    means: tuple[ChunkMap, BlockKernel, F32 | None],
 ) -> MergeResult:
     """Replace theta by the merged values of all tensors, computed as a step of ``REPLACING``, which
     cancels ``theta``. The outer optimizer goes on with the state that belongs to ``theta``, such as
     the momentum of the merges before."""
+    map_chunks, kernel, out = means
     found = merge_fragment(
         theta,
         zero_state(REPLACING, theta),

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from clocks import read_regular
 from ddloco.stage.files.near_miss import choices, described, did_you_mean, near_key
+from replay.tape import UnwrittenError
 
 T = TypeVar("T", bound="Section")
 
@@ -59,7 +60,7 @@ def passes(error: BaseException) -> bool:
     """Whether what an error tells of may pass."""
     if isinstance(error, OSError):
         return error.errno not in LASTING
-    return isinstance(error, PassingError)
+    return isinstance(error, PassingError | UnwrittenError)
 
 
 def refused(said: str, error: OSError) -> ConfigError:

@@ -94,6 +94,15 @@ async def server_of(worker):
             return parent_of(await process.pid())
 
 
+@pytest.mark.parametrize("nice", [0, 7])
+async def test_a_worker_leaves_the_processor_to_actors(opened, nice):
+    """Its niceness is as the job file says, also after a worker of another one."""
+    worker = await opened("learner-0.1", Worker(nice=nice))
+    pid = await worker.pid()
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    wait_until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == min(mine + nice, 19))
+
+
 async def test_workers_with_one_environment_have_one_server(none_idle):
     """A worker with another environment has its own. Both are kept for the next."""
     with closing(SharedMemory()) as arena:

@@ -26,7 +26,7 @@ from ddloco.stage.nodes.exit_codes import (
 )
 from ddloco.stage.nodes.lease import LeaseLostError
 from ddloco.workers.task import TaskError
-from replay import TapeError
+from replay import TapeError, UnwrittenError
 from snapshot import SnapshotError, StorageError
 from snapshot.storage import cannot
 
@@ -39,6 +39,7 @@ CODES = [
     (TaskError("task a:b: no such module"), BAD_INPUT),
     (SnapshotError("a.json: another run's"), BAD_INPUT),
     (TapeError("a.tape", 3, "damaged"), BAD_INPUT),
+    (UnwrittenError("a.tape", 3, "cannot write: No space left on device"), AGAIN),
     (PassingError("another process acts as syncer"), AGAIN),
     (LeaseLostError("syncer.2 acts as syncer now"), AGAIN),
     (StorageError("s3://bucket: the service is away"), AGAIN),
@@ -86,10 +87,10 @@ INSIDE = {
         "WorkerRequestError TooLargeError"
     ),
     "are bad input: 2": (
-        "ArchiveError ConfigError DamagedError NamedError NoTapesError PackingError PlaceError "
-        "SnapshotError StatusError TapeError TaskError UnbegunError"
+        "ArchiveError ConfigError DamagedError NamedError NoExportError NoTapesError PackingError "
+        "PlaceError SnapshotError StatusError TapeError TaskError UnbegunError"
     ),
-    "may pass: 75": "LeaseLostError PassingError StorageError",
+    "may pass: 75": "LeaseLostError PassingError StorageError UnwrittenError",
 }
 """All exceptions of the packages, by what becomes of them."""
 
