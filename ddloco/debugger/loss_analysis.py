@@ -3,8 +3,9 @@
 A learner's loss *breaks* at the first step from which it stays far above what it was just before.
 Of several breaks the first one is that which is in the causal past of the others.
 
-A norm stands out for the steps that it is of: a contribution of three times the steps may well have
-three times the norm. A learner is suspected on evidence alone: its loss broke first, for good, and
+A norm stands out for the steps and the base that it is of, as in the merge itself: a contribution
+of three times the steps may well have three times the norm, and one of an older version has in it
+what was merged since. A learner is suspected on evidence alone: its loss broke first, for good, and
 nothing that stands out had arrived; or its contribution stands out that came just before, and no
 other learner went on with it for long unharmed; or its contribution is beyond any doubt; or it
 counts tokens otherwise than all others.
@@ -12,7 +13,7 @@ counts tokens otherwise than all others.
 
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from msgspec.structs import replace
 from clocks import actor_of
 from ddloco.debugger.merge_history import Merge, MergeAnswer
 from ddloco.debugger.recorded_job import RecordedJob
+from ddloco.machines.outer.weights import usual_norm
 
 BEFORE_STEPS = 20
 """Losses that a band is made of."""
@@ -38,7 +40,7 @@ SPREADS = 6.0
 SPREAD_MIN = 0.02
 """The least spread, as a share of the median."""
 
-STANDS_OUT = 3.0
+STANDS_OUT = 4.0
 """How many times the norm that is expected from the others' contributions stands out."""
 
 BEYOND_DOUBT = 30.0
@@ -50,7 +52,8 @@ LASTS_STEPS, LASTS_STEPS_MIN, LASTS_SHARE = 16, 6, 0.5
 tape's end of fewer, but not below the least number, which would tell nothing."""
 
 FORMER_MIN, FORMER_MAX = 2, 8
-"""With how many former contributions to a fragment one is compared that is alone in its merge."""
+"""With how many former contributions to a fragment one is compared that is alone in its merge, or
+whose others are of older versions."""
 
 JUST_BEFORE_STEPS = 12
 """A contribution may have led to a break within so many steps of the learner that broke."""
@@ -103,8 +106,7 @@ class Outlier(Struct, frozen=True):
         fragment: the fragment.
         event: the syncer's event.
         norm: the norm of its outer gradient.
-        times: how many times the norm that is expected of so many steps, from the others' in the
-            same merge.
+        times: how many times the norm that is expected of so many steps from that base.
         cosine: its cosine to the others' sum.
         refused: whether the merge left it out.
     """
@@ -329,49 +331,73 @@ def _ordered(run: RecordedJob, breaks: list[Break]) -> tuple[Break, ...]:
     return tuple(sorted(marked, key=lambda each: (not each.first, each.step, each.learner)))
 
 
+class _Former:
+    """The former merges of a fragment, as far as they are known: what is usual, and how far it has
+    moved. One expectation with the merge itself; see ``machines.outer.outlier_test``."""
+
+    def __init__(self) -> None:
+        self._norms: deque[tuple[float, int]] = deque(maxlen=FORMER_MAX)
+        self._moves: list[tuple[int, float]] = []
+        self._begun = 0
+
+    def expected(self, each: MergeAnswer, others: Sequence[MergeAnswer]) -> float:
+        """The norm that is usual after so many steps from such a base; 0 if nothing is known.
+
+        It is that of the others of the merge that were trained from its version, or of former ones
+        where there are none; and as much more as the fragment has moved since the base.
+        """
+        version = max(other.base for other in (each, *others))
+        level = [(other.norm, other.steps) for other in others if other.base == version]
+        known = [(norm, steps) for norm, steps in level if norm is not None]
+        if not known and len(self._norms) >= FORMER_MIN:
+            known = list(self._norms)
+        usual = usual_norm(known, max(each.steps, 1))
+        return usual + self._moved(each.base, version) if usual else 0.0
+
+    def _moved(self, base: int, version: int) -> float:
+        if base < version and (not self._moves or base < self._begun):
+            return math.inf  # The tapes do not say.
+        return sum(moved for t, moved in self._moves if t > base)
+
+    def add(self, merge: Merge) -> None:
+        """A merge was done."""
+        bases = [each.base for each in (*merge.contributions, *merge.refused)]
+        if not self._moves:
+            self._begun = max(bases, default=merge.t)
+        self._moves.append((merge.t, merge.moved))
+        level = [each for each in merge.contributions if each.base == max(bases)]
+        self._norms += [(each.norm, each.steps) for each in level if each.norm is not None]
+
+
 def _outliers(run: RecordedJob) -> list[Outlier]:
-    """Return the contributions that stand out. One that is alone in its merge is compared with the
-    newest ones to that fragment before it."""
+    """Return the contributions whose norm stands out."""
     found: list[Outlier] = []
-    former: dict[int, deque[tuple[MergeAnswer, float]]] = {}
+    former: dict[int, _Former] = {}
     for merge in run.merges():
-        newest = former.setdefault(merge.fragment, deque(maxlen=FORMER_MAX))
-        found += _outliers_of(merge, newest)
-        taken = ((each, each.norm) for each in merge.contributions)
-        newest.extend((each, norm) for each, norm in taken if norm is not None)
+        known = former.setdefault(merge.fragment, _Former())
+        found += _outliers_of(merge, known)
+        known.add(merge)
     return found
 
 
-def _outliers_of(merge: Merge, former: Collection[tuple[MergeAnswer, float]]) -> list[Outlier]:
-    """Return the contributions to a merge whose norm stands out from the others', or from those to
-    the fragment's former merges."""
+def _outliers_of(merge: Merge, former: _Former) -> list[Outlier]:
+    """Return the contributions to a merge whose norm stands out."""
     answers = [(each, each in merge.refused) for each in (*merge.contributions, *merge.refused)]
-    measured = [(each, each.norm, refused) for each, refused in answers if each.norm is not None]
     found: list[Outlier] = []
-    for each, norm, refused in measured:
-        others = [(other, size) for other, size, _ in measured if other is not each]
-        if not others and len(former) >= FORMER_MIN:
-            others = list(former)
-        usual = median(_expected(size, other, each) for other, size in others) if others else 0.0
-        if usual > 0 and not norm <= STANDS_OUT * usual:
-            times = norm / usual
-            found.append(
-                Outlier(
-                    learner=each.learner,
-                    t=merge.t,
-                    fragment=merge.fragment,
-                    event=merge.event,
-                    norm=norm,
-                    times=times,
-                    cosine=each.cosine,
-                    refused=refused,
-                )
+    for each, refused in answers:
+        expected = former.expected(each, [other for other, _ in answers if other is not each])
+        if each.norm is None or not expected or each.norm <= STANDS_OUT * expected:
+            continue
+        found.append(
+            Outlier(
+                learner=each.learner,
+                t=merge.t,
+                fragment=merge.fragment,
+                event=merge.event,
+                norm=each.norm,
+                times=each.norm / expected,
+                cosine=each.cosine,
+                refused=refused,
             )
+        )
     return found
-
-
-def _expected(norm: float, of: MergeAnswer, steps_of: MergeAnswer) -> float:
-    """The norm of a contribution for as many steps as another one: that of more steps grows at most
-    with their number, that of fewer falls at least with its root."""
-    ratio = max(steps_of.steps, 1) / max(of.steps, 1)
-    return norm * (ratio if ratio > 1 else math.sqrt(ratio))

@@ -22,7 +22,8 @@ def test_sequences_that_grow(situation):
 def test_batches_of_many_sizes(situation):
     """Of those that the job file asks for, none is an outlier."""
     sized = situation("sized")
-    assert sized.run(table="[learner.learner-0]\nbatch = 64\n") == 0, sized.said
+    table = "[learner.learner-0]\nbatch = 64\n"
+    assert sized.run("--set=sync.quorum=3", table=table) == 0, sized.said
     assert [each["reason"] for each in sized.logged("refused") if "tokens" in each["reason"]] == []
     assert any("learner-0.1" in each["learners"] for each in sized.logged("merge"))
 
