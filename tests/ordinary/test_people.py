@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def sound(tmp_path_factory):
 
 
 def broken(monkeypatch, where, error, times):
-    """Have a call raise the first few times, of which it keeps count."""
+    """Have a call raise, or take so many seconds, the first few times, of which it keeps count."""
     module, _, name = where.partition(":")
     owner = sys.modules[module]
     *path, last = name.split(".")
@@ -62,7 +63,9 @@ def broken(monkeypatch, where, error, times):
     def call(*args, **more):
         if len(raised) < times:
             raised.append(error)
-            raise error
+            if isinstance(error, Exception):
+                raise error
+            time.sleep(error)
         return sound(*args, **more)
 
     monkeypatch.setattr(owner, last, call)
@@ -71,12 +74,13 @@ def broken(monkeypatch, where, error, times):
 
 CASES = [(what, ERRORS[n % len(ERRORS)], 10**9) for n, what in enumerate(CALLS)]
 SLOW = [(what, error, times) for what in CALLS for error in ERRORS for times in (1, 10**9)]
+SLOW += [(what, 5.0, 1) for what in CALLS]
 ALL = [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
 @pytest.mark.parametrize(("what", "error", "times"), ALL)
 def test_the_job_is_the_same(situation, sound, monkeypatch, what, error, times):
-    """Whatever it raises, the first time or always."""
+    """Whatever it raises, the first time or always, and however long it takes."""
     raised = broken(monkeypatch, CALLS[what], error, times)
     assert run(situation("plain")) == sound
     assert raised, f"{what} is not asked for"

@@ -143,7 +143,8 @@ class Training(Struct, forbid_unknown_fields=True):
         ready: the first parameters are made.
         handed_over: this shard has sent its final fragments to the lead.
         came: the learners, relays and shards that have come to this incarnation, and whether they
-            are there, or have left at the job's end.
+            are there, or have left at the job's end or for good.
+        dismissed: the learners that were asked to leave for good.
     """
 
     rounds: Rounds
@@ -156,6 +157,7 @@ class Training(Struct, forbid_unknown_fields=True):
     ready: bool = False
     handed_over: bool = False
     came: dict[str, bool] = {}
+    dismissed: dict[str, None] = {}
 
 
 class Syncer(OwnMachine):
@@ -346,6 +348,7 @@ class Syncer(OwnMachine):
         members = rounds.membership.members.values()
         there = [each.peer for each in members if actor_of(each.incarnation) == who]
         rounds.membership.data.dismiss(who, linked=bool(there))
+        self._trained.dismissed[who] = None
         said = Stop(rounds.schedule.t, f"{who} was asked to leave for good")
         return [
             *(Send(peer, CONTROL, said, key="stop") for peer in there),
@@ -604,7 +607,8 @@ class Syncer(OwnMachine):
 
     def _lost(self, at: float, peer: str, reason: str) -> list[Effect]:
         at_end = self.shutdown is not None and reason == self.shutdown.reason
-        self._trained.came[actor_of(peer)] = at_end
+        who = actor_of(peer)
+        self._trained.came[who] = at_end or who in self._trained.dismissed
         if self._trained.shards.knows(peer):
             return self._trained.shards.lose(peer, reason)
         rounds = self._trained.rounds
@@ -774,7 +778,8 @@ class Syncer(OwnMachine):
         if at >= LATE_S or not (self._trained.late or number_of(self._here.incarnation) > 1):
             return {}
         names = (*self.job.learner_names(), *self.job.relay)
-        return dict.fromkeys(name for name in names if name not in self._trained.came)
+        known = self._trained.came.keys() | self._trained.dismissed.keys()
+        return dict.fromkeys(name for name in names if name not in known)
 
     @property
     def untold(self) -> list[str]:

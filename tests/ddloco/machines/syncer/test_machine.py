@@ -1200,3 +1200,17 @@ def test_failed_work_ends_the_job(open_harness, kind, status):
     effects = open_harness(B, A).tell(WorkFailed(7, kind, "it broke"))
     assert [A, B] == [each.peer for each in of(Hangup, effects)]
     assert [Finish(status, "it broke", again=kind == "worker")] == of(Finish, effects)
+
+
+def test_who_was_lost_before_the_end_may_not_know_of_it(open_harness):
+    """Not who has left at the end, or was asked to leave for good."""
+    harness = open_harness(A, B)
+    harness.tell(PeerJoined("learner-2.1", "learner-2.1"))
+    harness.tell(DismissRequested("learner-2"))
+    harness.tell(PeerLost("learner-2.1", "learner-2 was asked to leave for good"))
+    harness.tell(PeerLost(A, "control lane: the peer cannot be reached"))
+    assert harness.machine.untold == []  # The job goes on.
+    harness.saved(harness.tell(StopRequested("enough")))
+    assert harness.machine.untold == ["learner-0", "learner-1"]
+    harness.tell(PeerLost(B, "enough"))
+    assert harness.machine.untold == ["learner-0"]
