@@ -66,7 +66,7 @@ def write_model_folder(
     tensors: Mapping[str, NDArray[Any]],
     source: str,
     task: Callable[..., Any] | str | None = None,
-    job: Path | str | None = None,
+    job: Job | Path | str | None = None,
 ) -> dict[str, int]:
     """Write the files that a task makes of its parameters, all of them or none, to a folder that is
     new or empty; see ``export``. ``source`` is where the parameters are from, and names their run.
@@ -76,7 +76,7 @@ def write_model_folder(
     """
     near, folder = job_near(source)
     if job is not None:
-        near = load_job(Path(job))
+        near = job if isinstance(job, Job) else load_job(Path(job))
     elif task is None:
         _check_ours(near, folder, source)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):

@@ -365,7 +365,7 @@ def of_task(job: Job, file: Path, lines: NetworkRates) -> Iterator[Checked]:
     yield devices(tried.devices, job)
     yield step(tried, job)
     yield tried.evaluation
-    yield from exported(file, tried.tensors)
+    yield from exported(job, file, tried.tensors)
     host = COPIES_HOST * plan.total_bytes
     yield memory((max(tried.peak, WORKER_BYTES) + host) * actors, actors, available())
     yield shared(host * actors, MEMORY_FOLDER)
@@ -459,11 +459,11 @@ async def _scored(process: WorkerProcess) -> Checked:
     return Checked("evaluation", "ok", took)
 
 
-def exported(file: Path, tensors: dict[str, Any]) -> Iterator[Checked]:
+def exported(job: Job, file: Path, tensors: dict[str, Any]) -> Iterator[Checked]:
     """Whether the parameters can be written as a model folder, if the task says how."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            files = write_model_folder(Path(folder) / "model", tensors, str(file), job=file)
+            files = write_model_folder(Path(folder) / "model", tensors, str(file), job=job)
         except NoExportError:
             return
         except (TaskError, ConfigError) as error:

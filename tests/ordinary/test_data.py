@@ -122,7 +122,7 @@ def test_what_runs_at_the_end_is_tried_by_doctor(situation):
     """A task whose evaluation or export fails is found before the job, one that is sound is not."""
     unscored, plain = situation("unscored"), situation("plain")
     unscored.write()
-    found = here("doctor", "job.toml", cwd=unscored.folder)
+    found = here("doctor", "job.toml", "--set=task.width=4", cwd=unscored.folder)
     assert found.returncode == 1, found.stdout
     assert "evaluate returns a tuple; want the held-out loss" in found.stdout
     assert "hugging_face failed: KeyError: 'embedding'" in found.stdout

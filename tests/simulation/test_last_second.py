@@ -28,7 +28,6 @@ JOBS = {
     "last merges": {"sync": {"final_merges": True}},
     "tokens": {"job": {"tokens": 600}},
 }
-
 """Not data-parallel ones, which end with their coordinator, as documented."""
 
 

@@ -285,7 +285,7 @@ class Syncer(OwnMachine):
                 return [event.observed()]
             case ModelSaved() if self.shutdown is not None:
                 pacing = self._trained.rounds.pacing
-                return self.shutdown.announce(at, self._told_of_the_end(), pacing.report_s)
+                return self.shutdown.announce(at, self._linked_peers(), pacing.report_s)
             case WorkFailed():
                 return self._work_failed(event)
             case StopRequested(reason):
@@ -717,7 +717,7 @@ class Syncer(OwnMachine):
         shutdown.disregarded = self.disregarded
         shutdown.unused = rounds.membership.accounts.unused()
         effects = rounds.end()
-        peers, report_s = self._told_of_the_end(), rounds.pacing.report_s
+        peers, report_s = self._linked_peers(), rounds.pacing.report_s
         if known:
             return [*effects, *shutdown.again(at, peers, report_s)]
         if not shards.complete:
@@ -786,11 +786,11 @@ class Syncer(OwnMachine):
         """Who was lost or has not answered at the end, and may not know of it."""
         if self.training is None or self.shutdown is None:
             return []
-        silent = {actor_of(peer) for peer in self._told_of_the_end()}
+        silent = {actor_of(peer) for peer in self._linked_peers()}
         came = self.training.came.items()
         return [name for name, there in came if not there or name in silent]
 
-    def _told_of_the_end(self) -> list[str]:
+    def _linked_peers(self) -> list[str]:
         """The linked learners and relays."""
         return [*self.members, *self._trained.rounds.sites.relays]
 
