@@ -37,6 +37,7 @@ from ddloco.stage.files.faults import LARGE, Whole
 from ddloco.stage.files.run_folder import LOG_FILE
 from ddloco.stage.files.toml import ConfigError, Section, convert, read_toml
 from ddloco.stage.files.trust import job_digest
+from ddloco.workers.run_identity import RunIdentity, identity_now, identity_of
 
 ENVIRONMENT = ("work", "network", "lending", "chips")
 """The tables of a scenario that say what machines and lines are like in virtual time."""
@@ -157,7 +158,7 @@ class CellResult(Struct, frozen=True):
         down: payload bytes that were sent to them.
         seconds: the time of the job, virtual or real.
         took_s: the time that the cell took on this machine, in seconds.
-        settings: the digest of its settings: with others it is run again.
+        identity: what decides it: with another one it is run again.
         tuned: the value that it had of the key that is tuned, if its case is.
     """
 
@@ -171,7 +172,7 @@ class CellResult(Struct, frozen=True):
     down: int
     seconds: float
     took_s: float
-    settings: str = ""
+    identity: RunIdentity | None = None
     tuned: int | float | None = None
 
 
@@ -183,14 +184,20 @@ class Cell(Struct, frozen=True):
     folder: Path
     tuned: int | float | None = None
 
-    def known(self, experiment: Experiment) -> CellResult | None:
-        """Return its result, if it was run before with the same settings."""
+    def known(self, experiment: Experiment) -> tuple[CellResult | None, list[str]]:
+        """Return its result, if it was run before as it would be now; and what has changed since it
+        was run, in words."""
         try:
             data = (self.folder / RESULT_FILE).read_bytes()
             found = msgspec.json.decode(data, type=CellResult)
         except (FileNotFoundError, msgspec.DecodeError):
-            return None
-        return found if found.settings == settings_digest(experiment, self) else None
+            return None, []
+        if found.identity is None:
+            return None, ["what it was run with, which it does not say"]
+        task = experiment.plain[self.case]["job"]["task"]
+        now = identity_now(found.identity, task, settings_digest(experiment, self))
+        changes = found.identity.changes(now)
+        return (None if changes else found), changes
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -309,13 +316,14 @@ def run_cell(experiment: Experiment, cell: Cell) -> CellResult:
         values = json.loads(_ddloco(cell, *simulate))["cases"][0]["values"]
         _ddloco(cell, *train, "--schedule", str(schedule))
     result = _result_of(cell, run, values, time.monotonic() - begun)
-    result = replace(result, settings=settings_digest(experiment, cell), tuned=cell.tuned)
+    identity = identity_of(run, settings_digest(experiment, cell))
+    result = replace(result, identity=identity, tuned=cell.tuned)
     (folder / RESULT_FILE).write_bytes(msgspec.json.encode(result))
     return result
 
 
 def settings_digest(experiment: Experiment, cell: Cell) -> str:
-    """Return the digest of all that decides a cell's result."""
+    """Return the digest of a cell's settings."""
     limits = _limits(experiment)
     return job_digest({"time": experiment.table.time, **limits, **_plain_of(experiment, cell)})
 

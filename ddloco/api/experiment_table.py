@@ -108,6 +108,13 @@ def case_table(experiment: Experiment, results: Sequence[CellResult]) -> list[st
     return lines
 
 
+def said_of_identity(results: Sequence[CellResult]) -> list[str]:
+    """Return as lines of Markdown what decides the results beside their settings: one list item for
+    all of them, or several if the task or a version was changed while they ran."""
+    said = dict.fromkeys(each.identity.said for each in results if each.identity is not None)
+    return ["", *(f"* {each}" for each in said)]
+
+
 def _tuned(tune: TuneTable, row: CaseRow) -> str:
     """The value that a case was given, and whether a better one may lie beyond those tried."""
     value = row.results[0].tuned

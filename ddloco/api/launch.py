@@ -151,7 +151,7 @@ class JobEnd:
     Attributes:
         cluster: its actors.
         outcome: how each of them ended.
-        result: what the syncer logged of the final model; None without one.
+        result: what the syncer observed of the final model; None without one.
         idle: learners that have finished no step.
     """
 
@@ -171,13 +171,16 @@ class JobEnd:
     @property
     def problem(self) -> str | None:
         """Why it is no success, although it could be run; None if it is one."""
-        job = self.cluster.program.job.job
+        job = self.cluster.program.job
         if self.result is None:
             return f"{self.cluster.folder}: the job ended without a result"
         if self.result["status"] == "stopped" and not self.cluster.asked:
             t = self.result["t"]
-            end = f"of {job.steps}" if job.tokens is None else f"and not after {job.length}"
-            return f"the job ended at global step {t} {end}: no learner is left"
+            table = job.job
+            end = f"of {table.steps}" if table.tokens is None else f"and not after {table.length}"
+            left = {*job.learner_names()} - {actor_of(name) for name in self.outcome.failures}
+            why = (left and job.too_few(len(left))) or "no learner is left"
+            return f"the job ended at global step {t} {end}: {why}"
         lead = self.cluster.program.lead
         for name, reason in self.outcome.failures.items():
             if actor_of(name) == lead:
@@ -213,6 +216,6 @@ async def run_job(
             outcome = await cluster.run()
             done.set()
         outer.cancel_scope.cancel()
-    result = cluster.heard("result")
+    result = cluster.result
     steps = board.learners.items() if board.result is not None else ()  # Else it is not known.
     return JobEnd(cluster, outcome, result, [name for name, view in steps if not view.step])

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ddloco.cli.ask import complain
-from ddloco.debugger.bundle import SUFFIX, open_bundle, versions_here, write_bundle
+from ddloco.debugger.bundle import SUFFIX, open_bundle, write_bundle
 from ddloco.debugger.cluster_status import cluster_at
 from ddloco.debugger.merge_processes import processes_for
 from ddloco.debugger.recorded_job import is_syncer, job_in, open_run
@@ -25,6 +25,7 @@ from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import NamedError, in_one_line
 from ddloco.stage.process.process_pool import ProcessLostError
 from ddloco.stage.process.terminal import one_line
+from ddloco.workers.run_identity import versions_here
 from replay import Divergence, TapeError
 from snapshot import SnapshotError, StorageError
 

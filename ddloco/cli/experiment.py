@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 
 import msgspec
 from rich.markdown import Markdown
@@ -19,7 +20,7 @@ from ddloco.api.experiment import (
     run_cell,
     trials,
 )
-from ddloco.api.experiment_table import case_table
+from ddloco.api.experiment_table import case_table, said_of_identity
 from ddloco.cli.ask import complain
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND
@@ -42,7 +43,9 @@ def experiment(given: argparse.Namespace) -> int:
         if given.json:
             print(msgspec.json.encode({"experiment": each.table.name, "cells": results}).decode())
         else:
-            SafeConsole().print(Markdown("\n".join(case_table(each, results))))
+            SafeConsole().print(
+                Markdown("\n".join((*case_table(each, results), *said_of_identity(results))))
+            )
     return 0
 
 
@@ -50,9 +53,16 @@ def _run_all(
     experiment: Experiment, todo: Sequence[Cell], given: argparse.Namespace
 ) -> list[CellResult]:
     """Run the cells that have no result yet, some side by side; prints a line for each."""
-    done = {cell.folder: known for cell in todo if (known := cell.known(experiment)) is not None}
-    missing = [cell for cell in todo if cell.folder not in done]
     console = SafeConsole(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    done: dict[Path, CellResult] = {}
+    for cell in todo:
+        known, changes = cell.known(experiment)
+        if known is not None:
+            done[cell.folder] = known
+        elif changes:
+            what = f"{experiment.table.name}, {cell.case}, seed {cell.seed}"
+            console.print(f"{what}: is run again, since this has changed: {', '.join(changes)}")
+    missing = [cell for cell in todo if cell.folder not in done]
     if done:
         folder = todo[0].folder.parent
         console.print(f"{experiment.table.name}: {len(done)} of {len(todo)} cells are in {folder}")

@@ -166,10 +166,8 @@ def _print_report(report: Report) -> None:
     )
     if report.identical:
         print(f"identical: {compared} executed again, every one equal to the bit")
-    elif report.unverified:
-        print(f"no difference in {compared}, but {report.unverified:,} results were not verified")
     else:
-        print(f"no difference in {compared}, but parts of the run are missing")
+        print(f"identical as far as it was compared: {compared}; {report.lacks}")
 
 
 def _replay_until(given: argparse.Namespace, warn: Callable[[str], None]) -> int:

@@ -9,12 +9,10 @@ everything has been compared; and a replay asks before it calls the task (``--tr
 
 import hashlib
 import os
-import platform
 import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
@@ -108,17 +106,6 @@ class BundleAbout(Struct, frozen=True, forbid_unknown_fields=True):
         if self.code != code_version():
             found.insert(0, f"ddloco: recorded with {self.code}, here is {code_version()}")
         return found
-
-
-def versions_here() -> dict[str, str]:
-    """Return this machine's Python and the packages that can change arithmetic."""
-    found = {"python": platform.python_version()}
-    for package in ("jax", "jaxlib", "numpy", "optax"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
 
 
 def write_bundle(run: Path, to: Path, *, redact: bool = False) -> BundleAbout:

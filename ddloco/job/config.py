@@ -591,6 +591,17 @@ class Job(Section, frozen=True):
         """``learner-0`` and so on, in order of number."""
         return tuple(f"learner-{index}" for index in range(self.job.learners))
 
+    def too_few(self, left: int) -> str:
+        """Why the job cannot go on with so many learners, and what would; empty if it can."""
+        method, total = self.job.method, self.job.learners
+        all_needed = self.sync.blocking or method == "data-parallel"
+        needed = total if all_needed else self.sync.quorum
+        if left >= needed or method == "elastic-data-parallel":
+            return ""
+        other = "elastic-data-parallel" if method == "data-parallel" else "decoupled-diloco"
+        way = f'method = "{other}" goes on' if all_needed else "a smaller sync.quorum lets it go on"
+        return f"{left} of {total} learners are left, and a merge needs {needed}; {way}"
+
     def syncer_names(self) -> tuple[str, ...]:
         """``syncer``; or with several shards ``syncer-0``, which leads, and so on."""
         count = self.job.syncers

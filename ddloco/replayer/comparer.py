@@ -18,7 +18,7 @@ from ddloco.replayer.tape_runner import (
     open_pending,
 )
 from ddloco.stage.actors.actor import Actor
-from ddloco.stage.actors.events import Captured, WorkFailed, WorkResult
+from ddloco.stage.actors.events import Captured, Restored, WorkFailed, WorkResult
 from ddloco.stage.driver.resume import Start, passed
 from replay import Divergence, Player, event_line, tape
 from transport import GREETINGS, Marker, MessageArrived, Payload
@@ -42,8 +42,8 @@ class Comparer:
         self._executor = pending.executor
         self._start = start
         results = start.results if start is not None else ()
-        self._given = {each.work for each in results}
-        """Work that the snapshot has the result of."""
+        self._given = {each.work: each for each in results}
+        """The results that the snapshot has, by their work."""
 
     def admit(
         self, record: tape.Event, event: Any, outcome: tape.Effects | tape.Raised | None
@@ -66,6 +66,10 @@ class Comparer:
                 await self._confirm_message(record, event)
             case WorkResult():
                 await self._confirm_result(record, event)
+            case Restored(snapshot):
+                there = self._state.start_point
+                if there is not None and there.start(self._name) and snapshot != there.snapshot:
+                    raise self._player.differs(record, event, "result", snapshot, there.snapshot)
             case _:
                 await trio.lowlevel.checkpoint()
         return event
@@ -142,8 +146,16 @@ class Comparer:
             # The world's doing, not the work's: a fact, like the time.
             self._state.report.notes.append(f"{self._name}:{record.n}: {event.reason}")
             return
-        if event.work in self._given or self._wrote(event):
+        if self._wrote(event):
             return
+        given = self._given.pop(event.work, None)
+        if given is not None:
+            self._compare_result(record, event, given, difference_of(event, given))
+            return
+        if pending is None:
+            raise self._player.differs(
+                record, event, "result", event_line(event), "no such work was under way"
+            )
         if not pending.begun:
             # Its inputs are missing: taken from the tape.
             self._state.report.unverified += 1
@@ -152,7 +164,11 @@ class Comparer:
                     self._executor.arrays.put(handle, None)
             return
         found = await pending.result()
-        hint = self._executor.difference(event, found)
+        self._compare_result(record, event, found, self._executor.difference(event, found))
+
+    def _compare_result(
+        self, record: tape.Event, event: WorkResult, found: WorkResult, hint: str | None
+    ) -> None:
         if hint is not None:
             raise self._player.differs(
                 record, event, "result", event_line(event), event_line(found), hint=hint

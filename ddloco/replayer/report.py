@@ -32,7 +32,14 @@ class Report:
     @property
     def identical(self) -> bool:
         """Whether everything was compared and found equal."""
-        return self.divergence is None and not self.gaps
+        return self.divergence is None and not self.gaps and not self.unverified
+
+    @property
+    def lacks(self) -> str:
+        """What was not compared, in words."""
+        found = [f"{self.unverified:,} results were not verified"] if self.unverified else []
+        found += ["parts of the run are missing"] if self.gaps else []
+        return " and ".join(found)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for ``--json``."""

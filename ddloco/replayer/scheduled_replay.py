@@ -312,7 +312,9 @@ class ScheduleFollower:
                 await trio.lowlevel.checkpoint()
                 return self._found(event)
             case WorkResult():
-                value = await self.pending.take(event.work).result()
+                pending = self.pending.take(event.work)
+                assert pending is not None, "it is this machine that has asked for it"
+                value = await pending.result()
                 if isinstance(value, WorkFailed):
                     raise WorkerRequestError(rpc.Failed(value.kind, value.reason))
                 if isinstance(value, StepFinished) and isinstance(event, StepFinished):

@@ -115,15 +115,18 @@ class PendingWork:
             self._nursery.start_soon(pending.run, coming)
 
     def resume(self, actor: Actor, start: Start) -> None:
-        """Begin again the work that was under way at the cut and has no result in the snapshot."""
+        """Begin again the work that was under way at the cut and has no result in the snapshot, as
+        far as it is repeated."""
         given = {each.work for each in start.results}
         for work in list(actor.under_way.values()):
             if work.work not in given and self.executor.is_repeated(work):
                 self.begin(work)
+            else:
+                self._pending[work.work] = RunningWork(work.makes)
 
-    def take(self, number: int) -> RunningWork:
-        """Return a piece of work, at the event that has its result."""
-        return self._pending.pop(number, None) or RunningWork()
+    def take(self, number: int) -> RunningWork | None:
+        """Return a piece of work, at the event that has its result; None if it was not begun."""
+        return self._pending.pop(number, None)
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ tape's header; then the actor starts.
 """
 
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -263,9 +263,12 @@ class JobProgram(Runnable):
         """The end of the leading syncer does, and bad input."""
         return name == self.lead or finish.status == "bad-input"
 
-    def is_over(self, running: Sequence[str]) -> bool:
-        """Whether no learner is left."""
-        return not set(running) & set(self.job.learner_names())
+    def is_over(self, running: Sequence[str], failed: Collection[str]) -> str:
+        """Without a learner, or with fewer than a merge needs."""
+        learners = self.job.learner_names()
+        if not set(running) & set(learners):
+            return "no learner is left"
+        return self.job.too_few(len(learners) - len(set(learners) & set(failed)))
 
     def failure(self, error: BaseException, incarnation: str) -> Finish:
         """Errors of user code and of the machine, and bugs, each in its words. User code that an

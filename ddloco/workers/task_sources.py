@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePosixPath
 
 from ddloco.stage.files.run_folder import SOURCE
@@ -35,11 +36,9 @@ def sources_of(module_name: str) -> dict[str, str]:
         Their texts by path, relative to that folder, sorted. Files of installed packages other
         than the task's own are left out.
     """
-    spec = importlib.util.find_spec(module_name)
-    if spec is None or spec.origin is None:
+    root = task_root(module_name, importlib.util.find_spec(module_name))
+    if root is None:
         return {}
-    depth = module_name.count(".") + (1 if Path(spec.origin).name == "__init__.py" else 0)
-    root = Path(spec.origin).resolve().parents[depth]
     top = module_name.partition(".")[0]
     installed = {"site-packages", "dist-packages"} & set(root.parts)
     found: dict[str, str] = {}
@@ -57,6 +56,14 @@ def sources_of(module_name: str) -> dict[str, str]:
                 break
             found[path.relative_to(root).as_posix()] = text
     return found
+
+
+def task_root(module_name: str, spec: ModuleSpec | None) -> Path | None:
+    """The folder that the first part of a module's name is in; None without a source file."""
+    if spec is None or spec.origin is None:
+        return None
+    depth = module_name.count(".") + (1 if Path(spec.origin).name == "__init__.py" else 0)
+    return Path(spec.origin).resolve().parents[depth]
 
 
 def _loaded_from(root: Path) -> Iterator[tuple[str, Path]]:

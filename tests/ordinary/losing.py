@@ -1,6 +1,7 @@
-"""Runs ddloco, and kills this process at a call, once: python -m tests.ordinary.losing MARK WHERE
-before|after ARGUMENT..."""
+"""Runs ddloco, and kills this process at a call, once, or has calls fail each time: python -m
+tests.ordinary.losing MARK WHERE[,WHERE...] before|after|fail ARGUMENT..."""
 
+import errno
 import importlib
 import inspect
 import os
@@ -13,7 +14,7 @@ from ddloco.cli.parser import main
 
 
 def lost_at(mark, where, when):
-    """Replace a call by one that ends the process before or after it."""
+    """Replace a call by one that ends the process before or after it, or that fails."""
     module, _, name = where.partition(":")
     owner = importlib.import_module(module)
     *path, last = name.split(".")
@@ -22,6 +23,9 @@ def lost_at(mark, where, when):
     sound = getattr(owner, last)
 
     def die(now):
+        if when == "fail":
+            mark.with_suffix(f".{last}").touch()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         if now == when and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -45,6 +49,6 @@ def lost_at(mark, where, when):
 
 if __name__ == "__main__":
     _, said, called, before_or_after, *rest = sys.argv
-    lost_at(Path(said), called, before_or_after)
-
+    for each in called.split(","):
+        lost_at(Path(said), each, before_or_after)
     main(rest)

@@ -52,6 +52,33 @@ def test_a_store_that_is_away_for_a_moment(situation, method):
     assert "identical" in away.replay()
 
 
+@pytest.mark.parametrize(
+    ("method", "form", "way"),
+    [
+        ("data-parallel", (), 'method = "elastic-data-parallel"'),
+        ("diloco", ("--set=sync.interval=4",), 'method = "decoupled-diloco"'),
+    ],
+)
+def test_a_record_that_is_damaged_where_all_learners_are_needed(situation, method, form, way):
+    """The job ends, with its model, and says which method would have gone on."""
+    broken = situation("broken")
+    assert broken.run("--set=worker.retry_s=0", *form, steps=80, method=method) == 1, broken.said
+    assert f"{DAMAGED}, at batch 13; 3 incarnations in a row" in broken.said
+    said = f"2 of 3 learners are left, and a merge needs 3; {way} goes on"
+    assert said in broken.ended.stderr.splitlines()[-1]
+    assert broken.model
+    assert "identical" in broken.replay()
+
+
+def test_a_record_that_is_damaged_under_elastic_data_parallel(situation):
+    """It goes on."""
+    broken = situation("broken")
+    job = {"steps": 60, "method": "elastic-data-parallel"}
+    assert broken.run("--set=worker.retry_s=0", **job) == 0, broken.said
+    assert broken.logged("comes back")
+    assert "identical" in broken.replay()
+
+
 @pytest.mark.parametrize("form", [(), ("--processes",)], ids=["one process", "processes"])
 def test_a_record_that_is_damaged(situation, form):
     """That learner comes back twice, ends for good with its reason, and the others train on."""
@@ -87,6 +114,23 @@ def test_a_stream_that_hangs(situation, method):
     assert stuck.run(steps=40, method=method) == 0, stuck.said
     assert stuck.model
     assert "identical" in stuck.replay()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [("next", "learner-1: its worker"), ("evaluate", "syncer: its worker")],
+)
+def test_a_call_that_takes_a_minute(situation, call, said):
+    """After a minute it is said whose worker has been in which call for how long."""
+    busy = situation("busy")
+    job = f"--set=task.call='{call}'", "--set=sync.quorum=3"
+    assert busy.run(*job, steps=40) == 0, busy.said
+    (found,) = busy.logged("worker busy")
+    assert found["call"] == f"{call}()"
+    assert 60.0 <= found["for_s"] < 70.0
+    assert said in busy.said
+    assert busy.model
 
 
 def test_a_loader_with_processes_of_its_own(situation):

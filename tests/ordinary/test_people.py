@@ -1,14 +1,16 @@
 """What is only for people, or for later, fails: the job is the same to the bit, and ends with 0."""
 
 import errno
+import importlib
 import os
 import signal
 import subprocess
-import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from tests.installed import DDLOCO
 from tests.ordinary.conftest import Situation
@@ -39,10 +41,11 @@ MORE = (
 )
 
 
-def run(situation):
+def run(situation, *more):
     """Run it as one learner, whose model is the same each time; returns that."""
-    assert situation.run(*MORE, steps=24, method="lone") == 0, situation.said
-    return (situation.run_folder / "model" / "model.safetensors").read_bytes()
+    assert situation.run(*MORE, *more, steps=24, method="lone") == 0, situation.said
+    model = load_file(situation.run_folder / "model" / "model.safetensors")
+    return {name: tensor.tobytes() for name, tensor in model.items()}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,7 @@ def sound(tmp_path_factory):
 def broken(monkeypatch, where, error, times):
     """Have a call raise, or take so many seconds, the first few times, of which it keeps count."""
     module, _, name = where.partition(":")
-    owner = sys.modules[module]
+    owner = importlib.import_module(module)
     *path, last = name.split(".")
     for each in path:
         owner = getattr(owner, each)
@@ -72,18 +75,90 @@ def broken(monkeypatch, where, error, times):
     return raised
 
 
+IN_A_STORE = {
+    "what the store has": "snapshot.object_storage:ObjectStorage.files",
+    "the store's time": "snapshot.object_storage:ObjectStorage.now",
+    "an old file in the store": "snapshot.object_storage:ObjectStorage.remove",
+}
+"""The same of a job whose snapshots are in an object store."""
+
 CASES = [(what, ERRORS[n % len(ERRORS)], 10**9) for n, what in enumerate(CALLS)]
 SLOW = [(what, error, times) for what in CALLS for error in ERRORS for times in (1, 10**9)]
 SLOW += [(what, 5.0, 1) for what in CALLS]
+SLOW += [(what, error, times) for what in IN_A_STORE for error in ERRORS for times in (1, 10**9)]
 ALL = [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
 @pytest.mark.parametrize(("what", "error", "times"), ALL)
 def test_the_job_is_the_same(situation, sound, monkeypatch, what, error, times):
     """Whatever it raises, the first time or always, and however long it takes."""
-    raised = broken(monkeypatch, CALLS[what], error, times)
-    assert run(situation("plain")) == sound
+    raised = broken(monkeypatch, (CALLS | IN_A_STORE)[what], error, times)
+    store = [f"--set=snapshot.place=memory://{uuid.uuid4()}"] if what in IN_A_STORE else []
+    assert run(situation("plain"), *store) == sound
     assert raised, f"{what} is not asked for"
+
+
+ON_HOSTS = {
+    "syncer": {
+        "a learner's tape": "ddloco.stage.tapes.receiver:TapeReceiver._handle",
+        "a question of an observer": "ddloco.stage.observers.observer_server:ObserverServer.take",
+        "news for an observer": "ddloco.stage.observers.observer_server:ObserverServer._send",
+        "the losses of learners": "ddloco.roles.loss_log:LossLog.note",
+        "who is missing": "ddloco.stage.nodes.waiting:Wait.tell",
+        "who was refused a link": "ddloco.stage.nodes.auth_log:AuthRefusals.run",
+        "what a task needs": "ddloco.roles.needs_note:note_needs",
+        "spare memory": "ddloco.stage.nodes.serve:give_back_spare",
+        "a line on the screen": "ddloco.stage.process.console:SafeConsole.print",
+        "a line of the log": "ddloco.stage.process.log:_Lines.add",
+    },
+    "learner": {
+        "its tape for the syncer": "ddloco.stage.tapes.sender:TapeSender._go_on",
+        "the rest of its tape": "ddloco.stage.tapes.sender:TapeSender.finish",
+        "a line of the log": "ddloco.stage.process.log:_Lines.add",
+        "a line on the screen": "ddloco.stage.process.console:SafeConsole.print",
+    },
+}
+"""The same of a syncer and of a learner that are processes, an observer beside them."""
+
+ONE_ON_HOSTS = [(role, [what]) for role, calls in ON_HOSTS.items() for what in calls]
+ON_HOSTS_CASES = [
+    ("syncer", [*ON_HOSTS["syncer"]]),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in ONE_ON_HOSTS),
+    pytest.param("learner", [*ON_HOSTS["learner"]], marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("role", "what"), ON_HOSTS_CASES)
+def test_a_job_on_hosts_ends_well(engine, installed, role, what):
+    """Each of these fails each time: everyone ends with 0, and the model is there."""
+    calls = ",".join(ON_HOSTS[role][each] for each in what)
+    lost = {each: (calls, "fail") if each == role else () for each in ON_HOSTS}
+    common = ("job.toml", "--set=job.learners=1", "--set=sync.quorum=1")
+    bind = ("--bind", "tcp://127.0.0.1:*", "--dir", "a")
+    engine.start("syncer", "syncer", *common, *bind, lost=lost["syncer"])
+    at = engine.folder / "a" / "syncer.address"
+    engine.wait_for(at)
+    watching = started(engine, "observe", at.read_text().strip(), stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL)  # fmt: skip
+    words = ("learner", *common, "--connect", f"file:{at}", "--name", "learner-0", "--dir", "l")
+    engine.start("learner", *words, lost=lost["learner"])
+    try:
+        assert engine.run() == {"syncer": 0, "learner": 0}, engine.said()
+    finally:
+        watching.kill()
+        watching.wait()
+    assert (engine.folder / "a" / "model" / "model.safetensors").is_file(), engine.said()
+    failed = {each.suffix for each in engine.folder.glob("lost.*")}
+    assert failed, f"{what} is not asked for"
+
+
+def test_a_job_of_processes_is_judged_by_what_they_say(situation, monkeypatch):
+    """Not by their log, which cannot be read."""
+    raised = broken(monkeypatch, CALLS["reading the log"], ERRORS[0], 10**9)
+    made = situation("plain")
+    assert made.run("--processes", steps=24) == 0, made.said
+    assert "held-out loss" in made.said
+    assert raised
 
 
 def started(situation, *command, **more):

@@ -17,7 +17,7 @@ from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.timers import ShutdownDeadline
 from ddloco.job.protocol.work import Evaluate, SaveModel
 from ddloco.stage.actors.effects import Finish, Observe, Status
-from ddloco.stage.actors.observations import DISREGARDED, UNUSED
+from ddloco.stage.actors.observations import DISREGARDED, RESULT, UNUSED
 from transport import CONTROL, CancelTimer, Effect, Hangup, Send, SetTimer
 
 SHUTDOWN_STEPS = 10
@@ -139,7 +139,7 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         fields |= asdict(numbers) if numbers is not None else {}
         fields |= {DISREGARDED: self.disregarded} if self.disregarded else {}
         fields |= {UNUSED: self.unused} if self.unused else {}
-        return [Observe("result", {**fields, "metrics": metrics} if metrics else fields)]
+        return [Observe(RESULT, {**fields, "metrics": metrics} if metrics else fields)]
 
     @property
     def kept(self) -> bool:

@@ -6,6 +6,9 @@ BEGUN, TAKEN, DISCARDED = "snapshot begun", "snapshot taken", "snapshot discarde
 FAILED = "snapshot part failed"
 """Log event of a participant that could not write its own part."""
 
+RESULT = "result"
+"""Log event of a job's lead: the final model's held-out loss and the job's numbers."""
+
 UNUSED = "unused"
 """The field of a result with the learners whose work was never used, by name."""
 

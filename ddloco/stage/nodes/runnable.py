@@ -5,7 +5,7 @@ What differs is here: who the actors are, and what is opened for each.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -175,8 +175,9 @@ class Runnable(ABC):
         """Whether an actor's end is the end of all others."""
 
     @abstractmethod
-    def is_over(self, running: Sequence[str]) -> bool:
-        """Whether those that still run wait for nobody else."""
+    def is_over(self, running: Sequence[str], failed: Collection[str]) -> str:
+        """Why those that still run, or will again, cannot go on, now that some have failed for
+        good; empty if they can."""
 
     def awaits(self, name: str, machine: Machine, linked: set[str], met: set[str]) -> Sequence[str]:
         """The peers that an actor cannot do without and waits for, of those that it dials and

@@ -14,6 +14,7 @@ import trio
 
 from clocks import actor_of, number_of
 from ddloco.stage.actors.effects import Finish
+from ddloco.stage.actors.observations import RESULT
 from ddloco.stage.driver.endpoints import dial, new_endpoint
 from ddloco.stage.driver.resume import StartPoint
 from ddloco.stage.files.addresses import check_listen, end_at, write_address, write_end
@@ -46,10 +47,11 @@ from ddloco.stage.nodes.place_mirror import PlaceMirror
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
 from ddloco.stage.nodes.waiting import Wait, tell_what_is_missing
+from ddloco.stage.process.best_effort import BestEffort
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.malloc import give_back_spare, keep_freed_memory
-from ddloco.stage.process.signals import stop_on_signal, stop_with_parent
+from ddloco.stage.process.signals import stop_on_signal, stop_with_parent, tell_parent
 from ddloco.stage.process.terminal import one_line
 from ddloco.stage.tapes.side_channel import SideChannel
 from replay.tape import SUFFIX
@@ -476,12 +478,18 @@ async def unless_left(
             if terms.with_parent:
                 nursery.start_soon(stop_with_parent, leave, leave)
             if wait is not None:
-                nursery.start_soon(partial(wait.tell, on_screen=not terms.with_parent))
+                tell = partial(wait.tell, on_screen=not terms.with_parent)
+                nursery.start_soon(BestEffort(_not_told).run, "who waits", tell)
             answers.append(await ask())
             nursery.cancel_scope.cancel()
     except ExceptionGroup as group:
         raise first_of(group) from None
     return answers[0] if answers else left[0]
+
+
+def _not_told(what: str, why: str) -> None:
+    console = SafeConsole(stderr=True, markup=False)
+    console.print(f"{what} is not told any more: {why}", soft_wrap=True)
 
 
 async def _serve(
@@ -492,8 +500,8 @@ async def _serve(
     async with trio.open_nursery() as nursery:
         if terms.signals:
             nursery.start_soon(stop_on_signal, interrupted, hosted.request_leave)
-        nursery.start_soon(AuthRefusals(endpoint, hosted).run)
-        nursery.start_soon(give_back_spare)
+        nursery.start_soon(hosted.aside, AuthRefusals(endpoint, hosted).run)
+        nursery.start_soon(hosted.aside, give_back_spare)
         nursery.start_soon(leave_when_alone, hosted, terms.patience_s)
         if numbers is not None:
             nursery.start_soon(numbers.run)
@@ -506,6 +514,9 @@ async def _serve(
             nursery.start_soon(stop_with_parent, *requests)
         finish = await hosted.run()
         nursery.cancel_scope.cancel()
+    result = hosted.driver.seen.get(RESULT) if hosted.driver is not None else None
+    if terms.with_parent and result is not None:
+        tell_parent(result)
     if finish.status == "left":
         endpoint.hurry(LEAVE_LINGER_S)
     return finish

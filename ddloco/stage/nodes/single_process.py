@@ -16,6 +16,7 @@ import trio
 
 from clocks import actor_of, number_of
 from ddloco.stage.actors.effects import Finish
+from ddloco.stage.actors.observations import RESULT
 from ddloco.stage.driver.endpoints import dial, new_endpoint
 from ddloco.stage.driver.resume import StartPoint
 from ddloco.stage.files.toml import refused
@@ -107,10 +108,11 @@ class Cluster(Generic[P]):
             if hosted.name == self.program.lead:
                 hosted.request_snapshot()
 
-    def heard(self, event: str) -> dict[str, Any] | None:
-        """The fields of the newest observation of this kind by the lead; None without one."""
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The fields of the lead's result; None without one."""
         leads = [each.driver for each in self._hosted.values() if each.name == self.program.lead]
-        return leads[-1].seen.get(event) if leads and leads[-1] is not None else None
+        return leads[-1].seen.get(RESULT) if leads and leads[-1] is not None else None
 
     async def run(self, beside: Callable[[HostedActor], Any] | None = None) -> Outcome:
         """Run all actors to their ends.
@@ -223,8 +225,10 @@ class Cluster(Generic[P]):
                 ask(reason)
             return
         lead = next((name for name in running if actor_of(name) == program.lead), None)
-        if lead is not None and program.is_over([actor_of(name) for name in running]):
-            self._hosted[lead].request_stop("no learner is left")
+        failed = {actor_of(name) for name in self.outcome.failures}
+        over = program.is_over([actor_of(name) for name in running], failed)
+        if lead is not None and over:
+            self._hosted[lead].request_stop(over)
 
 
 def _nothing(_: HostedActor) -> None:

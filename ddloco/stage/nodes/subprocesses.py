@@ -6,6 +6,7 @@ purpose, they are applied to them, and processes that a fault ended are restarte
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from ddloco.stage.nodes.single_process import ANY_PORT, COMES_BACK, RETURN_S, Ou
 from ddloco.stage.nodes.tcp_proxy import Bundle
 from ddloco.stage.process.log import ActorLog
 from ddloco.stage.process.log_tail import LogTail
-from ddloco.stage.process.signals import STOP
+from ddloco.stage.process.signals import STOP, result_from
 
 START_S_MAX = 120.0
 """How long, in seconds, a syncer may take to listen: importing JAX is slow on a busy machine."""
@@ -50,14 +51,18 @@ STATUS: dict[int, Status] = {0: "done", 2: "bad-input", AGAIN: "left"}
 
 @dataclass(eq=False)
 class Child:
-    """One process of an actor; its worker process is in the same process group."""
+    """One process of an actor; its worker process is in the same process group. Its standard input
+    is a socket, by which it is asked to stop and tells the job's result."""
 
     process: trio.Process
+    channel: trio.SocketStream
     ended: trio.Event = field(default_factory=trio.Event)
     doomed: bool = False
     """Whether it was ended on purpose: by a fault, or because the job is over."""
     asked: bool = False
     """Whether it was asked to leave."""
+    result: dict[str, Any] | None = None
+    """The job's result, once it has ended, if it has told one."""
 
     def send(self, number: signal.Signals) -> None:
         """Signal the actor and its worker."""
@@ -80,16 +85,16 @@ class Child:
 
     def ask_to_stop(self) -> None:
         """Ask the actor to end its job in good order, if it still runs."""
-        pipe: Any = self.process.stdin
-        with suppress(OSError, trio.ClosedResourceError):
-            os.write(pipe.fileno(), STOP)
+        with suppress(OSError):
+            os.write(self.channel.socket.fileno(), STOP)
 
     async def wait(self) -> tuple[int, str]:
         """Wait until it and its worker have ended; returns the exit status and the end of its
         standard error."""
         said = bytearray()
-        async with trio.open_nursery() as nursery:
+        async with self.channel, trio.open_nursery() as nursery:
             nursery.start_soon(self._hear, said)
+            nursery.start_soon(self._hear_result)
             try:
                 code = await self.process.wait()
             finally:
@@ -103,6 +108,9 @@ class Child:
         async for piece in self.process.stderr:
             said += piece
             del said[:-STDERR_BYTES_MAX]
+
+    async def _hear_result(self) -> None:
+        self.result = await result_from(self.channel)
 
 
 def last_words(said: str) -> str:
@@ -136,6 +144,8 @@ class Processes(Generic[P]):
         """Whether the user asked the job to end."""
         self._bound: dict[str, str] = {}
         """The address of each actor that listens."""
+        self.result: dict[str, Any] | None = None
+        """The fields of the lead's result; None before it has told it."""
         self._relayed: dict[str, dict[str, str]] = {}
         """The addresses of relays that an actor dials in place of others, by name."""
 
@@ -156,12 +166,6 @@ class Processes(Generic[P]):
     def address(self) -> str:
         """The address of the lead; empty before it listens."""
         return self._bound.get(self._lead, "")
-
-    def heard(self, event: str) -> dict[str, Any] | None:
-        """The fields of the newest line of the log of this kind by the lead; None without one."""
-        lines = (line for line in LogTail(self.folder).new_lines() if line["event"] == event)
-        own = [line for line in lines if line["actor"] == self._lead]
-        return own[-1] if own else None
 
     async def run(self) -> Outcome:
         """Start all actors, and wait until all have ended."""
@@ -229,18 +233,23 @@ class Processes(Generic[P]):
             self.chaos.calm()
 
     async def _start(self, name: str, arguments: list[str]) -> None:
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-P", "-m", "ddloco", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # This process handles Ctrl-C, and needs a group to signal.
-        )
-        child = self._children[name] = Child(process)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await trio.lowlevel.open_process(
+                [sys.executable, "-P", "-m", "ddloco", *arguments],
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # This process handles Ctrl-C, and needs a group to signal.
+            )
+        channel = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        child = self._children[name] = Child(process, channel)
         self._nursery.start_soon(self._watch, name, child)
 
     async def _watch(self, name: str, child: Child) -> None:
         code, said = await child.wait()
+        if name == self._lead and child.result is not None:
+            self.result = child.result
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         reason = (last_words(said) or ended) if code > 0 else ended
         status = STATUS.get(code, "failed")
@@ -281,7 +290,9 @@ class Processes(Generic[P]):
                 # Those that have begun end by themselves; others wait for a number for ever.
                 running = [each for each in running if not newest_on_tape(self._tapes, each)]
             self._nursery.start_soon(self._end, running, 0.0 if status == "failed" else patience_s)
-        elif self._lead in running and program.is_over([*running, *self.awaited]):
+        elif self._lead in running and program.is_over(
+            [*running, *self.awaited], self.outcome.failures
+        ):
             self._calm()
             self._dismiss(self._lead)
 

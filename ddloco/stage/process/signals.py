@@ -1,16 +1,22 @@
 """Requests from outside: Ctrl-C, SIGTERM, a terminal that is closed, and a parent process that asks
-for the end or exits."""
+for the end or exits. The parent process is told the result in return."""
 
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
+import msgspec
 import trio
 
 Request = Callable[[str], None]
 
 STOP = b"s"
 """The byte that a parent process writes to an actor's standard input to end its job."""
+
+RESULT_BYTES_MAX = 1 << 20
+"""Length of a result that a parent process accepts: a few numbers, and the task's own metrics."""
 
 
 async def stop_on_signal(stop: Request, leave: Request | None = None) -> None:
@@ -48,3 +54,25 @@ async def stop_with_parent(stop: Request, leave: Request) -> None:
         stop("asked to stop by the parent process")
         await trio.lowlevel.wait_readable(0)
     leave("the parent process has ended")
+
+
+def tell_parent(result: dict[str, Any]) -> None:
+    """Send the job's result to a parent process that hears it: one whose end of standard input is a
+    socket."""
+    with suppress(OSError):  # It hears nothing, or has gone.
+        os.write(0, msgspec.json.encode(result))
+
+
+async def result_from(stream: trio.abc.ReceiveStream) -> dict[str, Any] | None:
+    """What an actor has told its parent process before it ended; None if it has told nothing, or
+    not all of it."""
+    told = bytearray()
+    with suppress(trio.BrokenResourceError):
+        async for piece in stream:
+            told += piece
+            if len(told) > RESULT_BYTES_MAX:
+                return None
+    try:
+        return msgspec.json.decode(told, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return None

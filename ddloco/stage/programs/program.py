@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import platform
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -352,10 +352,10 @@ class LoadedProgram(Runnable):
         del name
         return finish.status in ("failed", "bad-input")
 
-    def is_over(self, running: Sequence[str]) -> bool:
+    def is_over(self, running: Sequence[str], failed: Collection[str]) -> str:
         """Actors end by themselves."""
-        del running
-        return False
+        del running, failed
+        return ""
 
     def failure(self, error: BaseException, incarnation: str) -> Finish:
         """Mostly an error of user code."""

@@ -18,9 +18,11 @@ from ddloco.api.experiment import (
     settings_digest,
     trials,
 )
-from ddloco.api.experiment_table import CaseRow, case_table
+from ddloco.api.experiment_table import CaseRow, case_table, said_of_identity
 from ddloco.cli.parser import main
 from ddloco.stage.files.toml import ConfigError
+from ddloco.workers import run_identity
+from ddloco.workers.run_identity import identity_of
 
 FILE = """
 [experiment]
@@ -275,18 +277,57 @@ def test_cells_may_end_at_equal_time_or_tokens(file, tmp_path):
             assert 35.0 < found.seconds < 40.0
 
 
-def test_a_result_of_other_settings_is_not_taken(file, tmp_path):
-    """Nor one that was cut short: the cell is run again."""
+@pytest.fixture
+def kept(file, tmp_path, monkeypatch):
+    """An experiment, its first cell, and the result that this has."""
+    monkeypatch.chdir(tmp_path)
+    Path("tasks.py").write_text("import helper\n")
+    Path("helper.py").write_text("x = 1\n")
+    file.write_text(FILE.replace("tests.tasks:regression", "tasks:task"))
     loaded = load_experiment(file)
-    cell = cells(loaded, tmp_path)[0]
-    cell.folder.mkdir(parents=True)
+    cell = cells(loaded, tmp_path / "cells")[0]
+    source = cell.folder / "run" / "source"
+    source.mkdir(parents=True)
+    for each in ("tasks.py", "helper.py"):
+        (source / each).write_text(Path(each).read_text())
+    identity = identity_of(cell.folder / "run", settings_digest(loaded, cell))
+    found = result("one", 2.0, identity=identity)
+    (cell.folder / "result.json").write_bytes(msgspec.json.encode(found))
+    return loaded, cell, found
+
+
+def test_a_result_of_another_run_is_not_taken(file, kept, monkeypatch):
+    """Of other settings, task, version or behaviour: what has changed is said."""
+    loaded, cell, found = kept
+    assert cell.known(loaded) == (found, [])
+    assert found.identity.said in "\n".join(said_of_identity([found, found]))
+    other = load_experiment(file, ["job.steps=6"])
+    assert cell.known(other) == (None, ["its settings"])
+    Path("helper.py").write_text("x = 2\n")
+    assert cell.known(loaded) == (None, ["helper.py of its task"])
+    Path("helper.py").unlink()
+    assert cell.known(loaded) == (None, ["helper.py is gone"])
+    Path("helper.py").write_text("x = 1\n")
+    monkeypatch.setattr(run_identity, "version", lambda package: "0.0.1")
+    ((nothing, changes), jax) = cell.known(loaded), found.identity.versions["jax"]
+    assert nothing is None
+    assert f"jax {jax}, now 0.0.1" in changes
+    monkeypatch.undo()
+
+
+def test_a_result_of_another_behaviour_is_not_taken(kept, monkeypatch):
+    """The version may be the same, as in development."""
+    loaded, cell, _ = kept
+    monkeypatch.setattr(run_identity, "SEMANTICS", ("another",))
+    assert cell.known(loaded) == (None, ["the behaviour of ddloco"])
+
+
+def test_a_result_that_was_cut_short_is_not_taken(kept):
+    """The cell is run again."""
+    loaded, cell, _ = kept
     path = cell.folder / "result.json"
-    kept = result("one", 2.0, settings=settings_digest(loaded, cell))
-    path.write_bytes(msgspec.json.encode(kept))
-    assert kept == cell.known(loaded)
-    assert cell.known(load_experiment(file, ["job.steps=6"])) is None
     path.write_bytes(path.read_bytes()[:-9])
-    assert cell.known(loaded) is None
+    assert cell.known(loaded) == (None, [])
 
 
 def test_a_cell_that_fails_says_which_and_why(file, tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 from contextlib import asynccontextmanager, suppress
 
@@ -18,6 +19,8 @@ STOP, CONT, KILL = signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL
 
 class FakeChild:
     """A process that ends when it is told to."""
+
+    result = None
 
     def __init__(self, code=0, said="", doomed=False):
         self.ended = trio.Event()
@@ -127,14 +130,33 @@ async def until(condition):
 @asynccontextmanager
 async def group(script):
     """A shell that leads a process group of its own; nothing of it is left behind."""
+    ours, theirs = socket.socketpair()
     process = await trio.lowlevel.open_process(
-        ["sh", "-c", script], stderr=subprocess.PIPE, start_new_session=True
+        ["sh", "-c", script], stdin=theirs, stderr=subprocess.PIPE, start_new_session=True
     )
+    theirs.close()
     try:
-        yield Child(process)
+        yield Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, KILL)
+
+
+@pytest.mark.parametrize(
+    ("script", "result"),
+    [
+        ("""echo '{"t": 3}' >&0""", {"t": 3}),
+        ("""printf '{"t": ' >&0; printf '3}' >&0""", {"t": 3}),
+        ("""printf '{"t": ' >&0""", None),
+        ("echo 3 >&0", None),
+        ("true", None),
+    ],
+)
+async def test_a_result_is_heard_whole_or_not_at_all(script, result):
+    """An actor tells it on its standard input, which is a socket."""
+    async with group(script) as child:
+        assert await child.wait() == (0, "")
+        assert child.result == result
 
 
 async def test_a_process_group_is_stopped_slowed_and_swept(tmp_path):
