@@ -23,7 +23,10 @@ from msgspec.structs import replace
 from clocks import actor_of
 from ddloco.debugger.merge_history import Merge, MergeAnswer
 from ddloco.debugger.recorded_job import RecordedJob
+from ddloco.job.protocol.messages import GlobalFragment
+from ddloco.job.protocol.work import StepFinished
 from ddloco.machines.outer.weights import usual_norm
+from transport import MessageArrived
 
 BEFORE_STEPS = 20
 """Losses that a band is made of."""
@@ -40,8 +43,15 @@ SPREADS = 6.0
 SPREAD_MIN = 0.02
 """The least spread, as a share of the median."""
 
+LEAST_SPREAD = 1e-4
+"""The same as a share of the first losses: below that all losses are next to nothing."""
+
 STANDS_OUT = 4.0
 """How many times the norm that is expected from the others' contributions stands out."""
+
+NOTHING = 0.01
+"""A norm below this share of what was usual in the first merges of its fragment moves the model by
+next to nothing: where losses are that of noise, its norm is not compared with that of noise."""
 
 BEYOND_DOUBT = 30.0
 """From so many times on, a contribution is suspect though no loss broke: it may have been refused,
@@ -54,6 +64,10 @@ tape's end of fewer, but not below the least number, which would tell nothing.""
 FORMER_MIN, FORMER_MAX = 2, 8
 """With how many former contributions to a fragment one is compared that is alone in its merge, or
 whose others are of older versions."""
+
+WENT_BACK = 1.25
+"""A loss that rises at the installation of a version goes back to what it was when the learner had
+trained what is in that version; to so many times that, for batches differ."""
 
 JUST_BEFORE_STEPS = 12
 """A contribution may have led to a break within so many steps of the learner that broke."""
@@ -155,7 +169,7 @@ class LossFindings(Struct, frozen=True):
             verdict = "was refused" if each.refused else "was merged"
             lines.append(
                 f"the contribution of {each.learner} to merge {each.t} ({each.event}) {verdict}: "
-                f"norm {each.norm:.4g}, {each.times:.1f} times that of the others for as many "
+                f"norm {each.norm:.4g}, {each.times:.1f} times what is usual for as many "
                 f"steps{cosine}"
             )
         if self.suspect:
@@ -237,7 +251,41 @@ def _suspect(
         if not run.job.sync.band:
             said = "and with sync.band = 0 no contribution's norm is measured"
         return "", f"several losses broke at once, {said}"
-    return firsts[0].learner, "its loss broke first, and nothing that it had received stands out"
+    [first] = firsts
+    if _went_back(run, first):
+        return "", "that loss rose where a version without its newest steps took their place"
+    return first.learner, "its loss broke first, and nothing that it had received stands out"
+
+
+def _went_back(run: RecordedJob, found: Break) -> bool:
+    """Whether a loss rose because a version took the place of steps that are not in it: those after
+    the learner's last contribution to it, or all of its work."""
+    versions = _installed_before(run, found)
+    losses = {step: each.loss for _, step, each in run.steps_of(found.learner)}
+    for merge in run.merges():
+        if (merge.fragment, merge.t) not in versions:
+            continue
+        own = [each.step for each in merge.contributions if each.learner == found.learner]
+        then = losses.get(own[0] + 1, 0.0) if own else math.inf
+        if found.loss <= WENT_BACK * then:
+            return True
+    return False
+
+
+def _installed_before(run: RecordedJob, found: Break) -> set[tuple[int, int]]:
+    """The fragments, each with its version, that a learner had installed just before it broke. A
+    request of steps begins when the one before it is finished, with all that has come by then."""
+    came: set[tuple[int, int]] = set()
+    taken: set[tuple[int, int]] = set()
+    for _, event in run.events(found.learner, StepFinished, MessageArrived):
+        if isinstance(event, MessageArrived) and isinstance(event.body, GlobalFragment):
+            came.add((event.body.fragment, event.body.version))
+        elif isinstance(event, StepFinished):
+            if event.step >= found.step:
+                began = event.step - len(event.before)
+                return taken if found.step == began else set()
+            came, taken = set(), came
+    return set()
 
 
 def _counts_otherwise(counted: dict[str, float]) -> str:
@@ -301,6 +349,8 @@ def find_break(losses: Sequence[LossStep]) -> tuple[LossStep, float] | None:
     loss is not finite.
     """
     values = [each.loss for each in losses]
+    first = [abs(value) for value in values[:BEFORE_STEPS_MIN] if math.isfinite(value)]
+    least = LEAST_SPREAD * median(first) if first else 0.0
     for i, each in enumerate(losses):
         before = values[max(0, i - BEFORE_STEPS) : i]
         if not math.isfinite(each.loss):
@@ -310,7 +360,7 @@ def find_break(losses: Sequence[LossStep]) -> tuple[LossStep, float] | None:
             continue
         usual = median(before)
         spread = 1.4826 * median(abs(value - usual) for value in before)
-        limit = usual + SPREADS * max(spread, SPREAD_MIN * abs(usual))
+        limit = usual + SPREADS * max(spread, SPREAD_MIN * abs(usual), least)
         if all(not value <= limit for value in stays):
             return each, usual
     return None
@@ -337,22 +387,24 @@ class _Former:
 
     def __init__(self) -> None:
         self._norms: deque[tuple[float, int]] = deque(maxlen=FORMER_MAX)
+        self._first: list[float] = []
+        """The median norms of the first merges."""
         self._moves: list[tuple[int, float]] = []
         self._begun = 0
 
     def expected(self, each: MergeAnswer, others: Sequence[MergeAnswer]) -> float:
         """The norm that is usual after so many steps from such a base; 0 if nothing is known.
 
-        It is that of the others of the merge that were trained from its version, or of former ones
-        where there are none; and as much more as the fragment has moved since the base.
+        It is that of the others of the merge that were trained from its version, or of former
+        merges, whichever is larger; and as much more as the fragment has moved since the base.
         """
         version = max(other.base for other in (each, *others))
         level = [(other.norm, other.steps) for other in others if other.base == version]
         known = [(norm, steps) for norm, steps in level if norm is not None]
-        if not known and len(self._norms) >= FORMER_MIN:
-            known = list(self._norms)
-        usual = usual_norm(known, max(each.steps, 1))
-        return usual + self._moved(each.base, version) if usual else 0.0
+        former = list(self._norms) if len(self._norms) >= FORMER_MIN else []
+        usual = max(usual_norm(some, max(each.steps, 1)) for some in (known, former))
+        least = NOTHING * median(self._first) if self._first else 0.0
+        return max(usual, least) + self._moved(each.base, version) if usual else 0.0
 
     def _moved(self, base: int, version: int) -> float:
         if base < version and (not self._moves or base < self._begun):
@@ -367,6 +419,9 @@ class _Former:
         self._moves.append((merge.t, merge.moved))
         level = [each for each in merge.contributions if each.base == max(bases)]
         self._norms += [(each.norm, each.steps) for each in level if each.norm is not None]
+        norms = [each.norm for each in merge.contributions if each.norm is not None]
+        if norms and len(self._first) < FORMER_MAX:
+            self._first.append(median(norms))
 
 
 def _outliers(run: RecordedJob) -> list[Outlier]:

@@ -219,6 +219,8 @@ class DecompressedOnDemand(LazyFragment):
 
     def elements(self, start: int, stop: int) -> Raw:
         """See ``LazyFragment``."""
+        if not self._tensors:  # Of a fragment without elements.
+            return np.empty(0, np.float32)
         which = bisect_right(self._starts, start) - 1
         tensor, first = self._tensors[which], self._starts[which]
         start, stop = start - first, stop - first

@@ -28,6 +28,20 @@ AT_ONCE_BYTES = 16 * 2**20
 """Bytes that may be on their way from a device at once: JAX holds them in host memory, too."""
 
 
+def unshared(state: Any, params: Any) -> Any:
+    """A state of the optimizer that has no array of the parameters and none twice, as that of
+    optax's prodigy has: a step is given all of them to write its results into."""
+    taken = {id(each) for each in jax.tree.leaves(params)}
+
+    def own(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and id(leaf) in taken:
+            return jnp.array(leaf, copy=True)
+        taken.add(id(leaf))
+        return leaf
+
+    return jax.tree.map(own, state)
+
+
 class OneDevice:
     """All arrays lie on the default device; a task may move them in its own way.
 
@@ -72,7 +86,7 @@ class OneDevice:
 
     def init(self, optimizer: Any, params: Any) -> Any:
         """The optimizer's first state."""
-        return optimizer.init(params)
+        return unshared(optimizer.init(params), params)
 
     def state(self, state: Any) -> Any:
         """A task's state, where it belongs."""
@@ -231,7 +245,7 @@ class OnMesh(OneDevice):
         """The optimizer's first state, made where it belongs."""
         tree = jax.tree.structure(jax.eval_shape(optimizer.init, params))
         moments = jax.tree.unflatten(tree, self.moments[: tree.num_leaves])
-        return jax.jit(optimizer.init, out_shardings=moments)(params)
+        return unshared(jax.jit(optimizer.init, out_shardings=moments)(params), params)
 
     def state(self, state: Any) -> Any:
         """A task's state, on every device."""

@@ -47,7 +47,7 @@ from ddloco.workers.inner_optimizer import (
     with_counts,
 )
 from ddloco.workers.parameters import carried, mixed, named_leaves, shapes_and_names
-from ddloco.workers.placement import OneDevice, OnGroup, OnMesh
+from ddloco.workers.placement import OneDevice, OnGroup, OnMesh, unshared
 from ddloco.workers.schedules import GLOBAL_STEP, with_extra_arguments, with_schedule
 from ddloco.workers.task import TaskError, load_task, stream_of
 from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
@@ -635,7 +635,7 @@ class Trainer:
         if self._opt_state is None:
             if not self._stated:
                 self._initialise()
-            self._opt_state = self._optimizer.init(self._params)
+            self._opt_state = unshared(self._optimizer.init(self._params), self._params)
 
     def _update_with(self, request: rpc.Update) -> rpc.Ready:
         self._begin_moments()

@@ -174,3 +174,30 @@ def test_what_runs_at_the_end_is_tried_by_doctor(situation):
     found = here("doctor", "job.toml", cwd=plain.folder)
     assert "held-out loss 0." in found.stdout
     assert "export" not in found.stdout
+
+
+EMPTY = [
+    (),
+    ("--set=compress.up='int4'", "--set=compress.down='int4'"),
+    ("--set=snapshot.every_steps=10",),
+]
+
+
+@pytest.mark.parametrize(
+    "more", [EMPTY[1], *(pytest.param(e, marks=pytest.mark.slow) for e in EMPTY)]
+)
+def test_a_model_with_tensors_without_elements(situation, more):
+    """Whole fragments may have none: the job trains, and its replay is identical."""
+    empty = situation("empty")
+    fragments = "--set=sync.fragments=5", "--set=sync.interval=8"
+    assert empty.run(*fragments, *more, steps=40) == 0, empty.said
+    assert "identical: " in empty.replay()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_an_optimizer_that_keeps_the_first_parameters(situation, method):
+    """It trains, and its replay is identical."""
+    aliased = situation("aliased")
+    assert aliased.run(steps=40, method=method) == 0, aliased.said
+    assert "identical: " in aliased.replay()

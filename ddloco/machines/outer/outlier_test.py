@@ -103,7 +103,7 @@ class OutlierTest:
     def moved(self, theta: F32) -> float:
         """The length of a step to ``theta``, estimated from the sample."""
         step = self._sample(theta) - self._theta
-        return _length(step) * sqrt(self._size / step.size)
+        return _length(step) * sqrt(self._size / max(step.size, 1))
 
     def _is_level(self, candidate: WeightedFragment) -> bool:
         """Whether a contribution was trained from the version that it is merged into."""
@@ -133,7 +133,7 @@ class OutlierTest:
         cosines of the remaining ones."""
         units = {i: _unit(self._anchor - self._view(candidates[i])) for i in level}
         live = [i for i in level if units[i] is not None]
-        slack = COSINE_SLACK + SIGMAS / sqrt(self.sampled)
+        slack = COSINE_SLACK + SIGMAS / sqrt(max(self.sampled, 1))  # A fragment may be empty.
         while len(live) > 1:
             rows = np.array([units[i] for i in live])
             cosines = _against_others(rows)

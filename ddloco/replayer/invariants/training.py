@@ -28,7 +28,7 @@ Where each invariant is checked:
   in live runs.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -198,9 +198,6 @@ WEIGHTS: dict[str, Callable[[int, int], float]] = {
 }
 """What a contribution of so many tokens and steps counts, by ``outer.weight``."""
 
-STARTS_MAX = 4
-"""Versions remembered per fragment: a learner contributes from one of the last few."""
-
 
 @dataclass
 class TrainedSteps:
@@ -210,8 +207,9 @@ class TrainedSteps:
     """Per fragment the version that its parameters started from, -1 for none."""
     tokens: list[int] = field(default_factory=lambda: [0])
     """Cumulative tokens after each step, from step 0 on."""
-    starts: dict[int, deque[tuple[int, int]]] = field(default_factory=dict[int, Any])
-    """Per fragment (version, step after which it was installed), newest last."""
+    starts: dict[tuple[int, int], set[int]] = field(default_factory=dict[tuple[int, int], Any])
+    """The steps after which a version of a fragment was installed. All are kept: an encoding that
+    takes long may come after any number of versions, and there are fewer of them than steps."""
     coming: tuple[Overwrite, ...] = ()
     carries: dict[int, int] = field(default_factory=dict[int, int])
     """By fragment, the step after which what is coming carries over steps."""
@@ -224,8 +222,7 @@ class TrainedSteps:
     def take(self, fragment: int, version: int, step: int) -> None:
         """A version is installed after ``step``."""
         self.held[fragment] = version
-        starts = self.starts.setdefault(fragment, deque(maxlen=STARTS_MAX))
-        starts.append((version, step))
+        self.starts.setdefault((fragment, version), set()).add(step)
 
     def finish(self, tokens: int) -> None:
         """A step is finished, with the overwrites requested before it."""
@@ -246,10 +243,9 @@ class TrainedSteps:
         if said.step >= len(self.tokens):
             return False
         return any(
-            version == said.base
-            and said.steps == said.step - start > 0
+            said.steps == said.step - start > 0
             and said.tokens == self.tokens[said.step] - self.tokens[start]
-            for version, start in self.starts.get(said.fragment, ())
+            for start in self.starts.get((said.fragment, said.base), ())
         )
 
 

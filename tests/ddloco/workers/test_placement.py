@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -9,6 +10,7 @@ from ddloco.job.config import Inner
 from ddloco.job.protocol.fragment_plan import make_plan
 from ddloco.stage.arrays.shared_memory import ArenaView, SharedMemory
 from ddloco.workers import rpc
+from ddloco.workers.placement import unshared
 from ddloco.workers.rpc import span_of
 from ddloco.workers.task import TaskError
 from ddloco.workers.tensor_sums import packed, tensor_sums
@@ -250,3 +252,15 @@ def test_a_sharding_may_be_made_by_the_task(arena):
     learner = Learner(arena, mesh={"data": 8})
     mesh = learner.trainer._placement.mesh
     assert NamedSharding(mesh, PartitionSpec()) in learner.trainer._placement.leaves
+
+
+@pytest.mark.parametrize("name", ["prodigy", "cocob", "dowg"])
+def test_a_first_state_shares_no_memory(name):
+    """Some optimizers keep the first parameters, or one array twice; a step writes into all."""
+    params = {"a": jax.numpy.ones((4, 3)), "b": jax.numpy.zeros(2)}
+    shared = getattr(optax.contrib, name)().init(params)
+    own = unshared(shared, params)
+    leaves = [*jax.tree.leaves(params), *jax.tree.leaves(own)]
+    places = [each.unsafe_buffer_pointer() for each in leaves if each.size]
+    assert len(set(places)) == len(places)
+    assert jax.tree.all(jax.tree.map(np.array_equal, own, shared))

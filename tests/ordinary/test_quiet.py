@@ -1,0 +1,33 @@
+"""What users begin with: a good run verifies, replays and is explained without one false word."""
+
+import pytest
+
+from tests.commands import here
+
+CASES = [
+    ("blank", 4, 600, ()),
+    *(
+        pytest.param(template, learners, steps, form, marks=pytest.mark.slow)
+        for template, steps in (("blank", 3000), ("blank", 300), ("classifier", 200))
+        for learners in (2, 4, 8)
+        for form in ((), ("--processes",))
+    ),
+]
+
+
+@pytest.mark.parametrize(("template", "learners", "steps", "form"), CASES)
+def test_a_good_run_is_called_good(tmp_path, template, learners, steps, form):
+    """Nothing is violated, nothing differs and nobody is suspected, to the end where the losses are
+    those of rounding."""
+    (tmp_path / "job").mkdir()
+    folder = tmp_path / "job"
+    assert here("init", "--template", template, folder, cwd=tmp_path).returncode == 0
+    settings = (f"--set=job.learners={learners}", f"--set=job.steps={steps}")
+    ran = here("run", "job.toml", "--dir", "R", *settings, *form, cwd=folder)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    verified = here("tape", "verify", "R", cwd=folder)
+    assert verified.returncode == 0, verified.stdout
+    replayed = here("replay", "R", cwd=folder)
+    assert "identical: " in replayed.stdout, replayed.stdout
+    why = here("why", "R", "loss", cwd=folder)
+    assert "most suspect" not in why.stdout, why.stdout
