@@ -1,5 +1,7 @@
 """Hands messages from the replay of one tape to the replay of another that waits for them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +42,8 @@ class Mailbox:
         self._posted: dict[Key, Posted] = {}
         self._awaited: dict[Key, trio.Event] = {}
         self._speaking = set(senders)
+        self._later: dict[str, str] = {}
+        """Tapes that wait for the end of another one, each with that."""
 
     def post(self, sender: str, number: int, said: Transmit[Any], payload: Payload | None) -> None:
         """A replay says a message."""
@@ -51,9 +55,19 @@ class Mailbox:
     def silence(self, sender: str) -> None:
         """A replay has come to its tape's end; nothing more will be said."""
         self._speaking.discard(sender)
+        self._later = {name: former for name, former in self._later.items() if former != sender}
         for key in [key for key in self._awaited if key[0] == sender]:
             self._awaited.pop(key).set()
         self._check_stuck()
+
+    @contextmanager
+    def waits_for_end(self, name: str, former: str) -> Iterator[None]:
+        """While a tape is not played yet, since that of its actor's former incarnation is."""
+        if former in self._speaking:
+            self._later[name] = former
+            self._check_stuck()
+        yield
+        self._later.pop(name, None)
 
     async def take(self, key: Key) -> Posted | None:
         """The message; None if its sender's tape ended before saying it."""
@@ -69,7 +83,8 @@ class Mailbox:
 
     def _check_stuck(self) -> None:
         """Tapes of one run cannot wait for each other in a circle; others can."""
-        if self._awaited and len(self._awaited) >= len(self._speaking):
+        waiting = len(self._awaited) + len(self._later)
+        if self._awaited and waiting >= len(self._speaking):
             sender, number, receiver, *_ = min(self._awaited)
             raise StuckError(
                 receiver, 0, f"waits for a message of {sender}:{number}, which waits as well; "

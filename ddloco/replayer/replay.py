@@ -156,7 +156,8 @@ class Replay:
             return
         former = f"{actor_of(each.incarnation)}.{number_of(each.incarnation) - 1}"
         if not self._overlaps(former, each.incarnation):
-            await gate.stopped(former)
+            with self._state.mailbox.waits_for_end(each.incarnation, former):
+                await gate.stopped(former)
         async with self._open_runner(self._state, each, folder) as runner:
             self._runners[each.incarnation] = runner
             await runner.execute()

@@ -15,7 +15,7 @@ from msgspec import Struct
 from ddloco.job.protocol.tape_facts import SEMANTICS
 from ddloco.stage.process.code_version import own_version
 from ddloco.stage.process.entry_point import found_from
-from ddloco.workers.task_sources import kept_sources, task_root
+from ddloco.workers.task_sources import kept_sources, of_the_user, task_root
 
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 """Packages that can change arithmetic."""
@@ -67,7 +67,8 @@ def identity_of(run: Path, settings: str) -> RunIdentity:
         run: its run folder, which keeps the sources.
         settings: the digest of the settings.
     """
-    return _identity(settings, {name: digest_of(text) for name, text in kept_sources(run).items()})
+    sources = of_the_user(kept_sources(run))
+    return _identity(settings, {name: digest_of(text) for name, text in sources.items()})
 
 
 def identity_now(then: RunIdentity, task: str, settings: str) -> RunIdentity:
