@@ -265,10 +265,11 @@ class JobProgram(Runnable):
 
     def is_over(self, running: Sequence[str], failed: Collection[str]) -> str:
         """Without a learner, or with fewer than a merge needs."""
-        learners = self.job.learner_names()
-        if not set(running) & set(learners):
+        learners = {*self.job.learner_names()}
+        if not learners.intersection(running):
             return "no learner is left"
-        return self.job.too_few(len(learners) - len(set(learners) & set(failed)))
+        gone = learners.intersection(failed).difference(running)  # Others have come back.
+        return self.job.too_few(len(learners) - len(gone))
 
     def failure(self, error: BaseException, incarnation: str) -> Finish:
         """Errors of user code and of the machine, and bugs, each in its words. User code that an

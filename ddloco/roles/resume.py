@@ -223,7 +223,9 @@ def load_job_start(job: Job, store: Store, part: Part) -> JobStart:
 def _fixed(job: Job) -> dict[str, str]:
     """The settings that stay as they were when a job continues from a snapshot, by name."""
     return {
+        "inner.optimizer": f'"{job.inner.optimizer}"',
         "outer.optimizer": f'"{job.outer.optimizer}"',
+        "sync.blocking": str(job.sync.blocking).lower(),
         "job.shards": "none" if job.job.shards is None else str(job.job.shards),
     }
 

@@ -93,3 +93,26 @@ def test_a_learner_that_has_no_parameters_says_so(method):
     machine.handle(1.0, PeerJoined("syncer", "syncer.1"))
     assert program.stands(machine, 0.0) == "the syncer's parameters"
     assert program.stands(machine_for(program.job, "syncer.1"), 1000.0) == ""
+
+
+TWO = ["syncer", "learner-0", "learner-1"]
+
+
+@pytest.mark.parametrize(
+    ("method", "sync", "running", "failed", "over"),
+    [
+        ("decoupled-diloco", {}, TWO, ["learner-2"], ""),
+        ("decoupled-diloco", {"quorum": 3}, TWO, ["learner-2"], "a smaller sync.quorum"),
+        ("decoupled-diloco", {}, ["syncer"], ["learner-2"], "no learner is left"),
+        ("diloco", {}, TWO, ["learner-2"], "a merge needs 3"),
+        ("diloco", {}, TWO, [], ""),
+        ("diloco", {}, [*TWO, "learner-2"], ["learner-2"], ""),
+        ("data-parallel", {}, TWO, ["learner-2"], '"elastic-data-parallel" goes on'),
+        ("elastic-data-parallel", {}, TWO, ["learner-2"], ""),
+    ],
+)
+def test_too_few_learners_are_left(method, sync, running, failed, over):
+    """Only those count that have failed for good, and have not come back."""
+    table = {"task": "x:y", "learners": 3, "method": method}
+    said = program_of(job_from({"job": table, "sync": sync}, "test")).is_over(running, failed)
+    assert (over in said) if over else not said
