@@ -43,7 +43,7 @@ SPREADS = 6.0
 SPREAD_MIN = 0.02
 """The least spread, as a share of the median."""
 
-LEAST_SPREAD = 1e-4
+LEAST_SPREAD = 1e-3
 """The same as a share of the first losses: below that all losses are next to nothing."""
 
 STANDS_OUT = 4.0

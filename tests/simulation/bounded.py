@@ -12,12 +12,13 @@ import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import trio
 from msgspec.structs import replace
@@ -55,7 +56,7 @@ from ddloco.stage.tapes.segments import ChainRecorder
 from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import TOKENS, Content, FragmentMemory, SimulatedWork
-from replay import Player, Recorder, Tape, TapeWriter, files_of, open_tapes
+from replay import Player, Recorder, Tape, TapeWriter, files_of, open_tapes, tape
 from snapshot import Manifest, Part
 from tests.lab import hostile_world
 from tests.lab.snapshot_checks import seen
@@ -317,6 +318,7 @@ class Again:
         start = self.start_point.starts.get(each.incarnation)
         actor = new_actor(each.incarnation, machine_for(self.job, each.incarnation))
         if start is not None:
+            start.results = recorded_results(each, {work.work for work in start.results})
             start.take_up(simulated._simulated_work, arrays, memory, self.brought)
             actor = start.actor
         started = Started(each.incarnation, prepared.leaves, tells=True)
@@ -327,6 +329,16 @@ class Again:
         opened = open_comparison(state, player, actor, executor, start)
         async with opened as runner:
             yield runner
+
+
+def recorded_results(each: Tape, works: Collection[int]) -> list[StepFinished]:
+    """The results of these steps, which a worker's state in a snapshot has, from a tape."""
+    steps = (
+        msgspec.msgpack.decode(record.event, type=StepFinished)
+        for record in each.records()
+        if type(record) is tape.Event and b"StepFinished" in bytes(record.event)
+    )
+    return [step for step in steps if step.work in works]
 
 
 def start_point_at(world: World, job: Job, commit: CommitSnapshot) -> StartPoint[SimulatedStart]:
