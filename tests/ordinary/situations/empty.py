@@ -1,7 +1,7 @@
 """A model with tensors that have no elements, such as an adapter of rank 0."""
 
 import jax.numpy as jnp
-from model import Net, Rows
+from model import Net
 
 
 class Task(Net):
@@ -13,9 +13,6 @@ class Task(Net):
         adapter = params["adapter"]
         whole = {**params, "in": params["in"] + adapter["down"] @ adapter["up"]}
         return super().loss(whole, batch)
-
-    def batches(self, *, shard, shards, seed):
-        return Rows(shard, seed)
 
 
 def task():
