@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from snapshot.states import StateError, in_short
+from snapshot.states import WORDS_MAX, StateError, in_short
 
 SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 
@@ -82,17 +82,89 @@ def plain_state(machine: object) -> dict[str, Any]:
     return written
 
 
-def machine_from(cls: type, plain: Mapping[str, Any]) -> Any:
-    """Return a machine of a class with these attributes; nothing of the class is called.
+def machine_from(like: object, plain: Mapping[str, Any]) -> Any:
+    """Return a machine with these attributes; nothing of its class is called.
+
+    Args:
+        like: a machine of the same class, as it is before its first event.
+        plain: what ``plain_state`` returned of one.
 
     Raises:
-        StateError: the class has no such attribute, or a value is of another type.
+        StateError: the class has no such attribute, an attribute of a new machine is missing, or a
+            value is of another type.
     """
+    cls = type(like)
     made = object.__new__(cls)
     for name, value in plain.items():
         _check_name(cls, name)
-        object.__setattr__(made, name, _read(cls, name, value))
+        found = _read(cls, name, value)
+        _check_fields(value, _plain(found, f"{cls.__name__}.{name}", {}), f"{cls.__name__}.{name}")
+        object.__setattr__(made, name, found)
+    _check_names(cls, {name for name, _ in attributes(like)}, plain)
     return made
+
+
+def _check_names(cls: type, new: set[str], plain: Mapping[str, Any]) -> None:
+    """Refuse what a machine of the present source would not have, or would miss: it would go on
+    with the values of a new one."""
+    known, hints = _names_in_source(cls), declared(cls)
+    lacks = new - {*plain, *known.deleted}
+    unknown = sorted({*plain} - new - {*hints, *_slots(cls), *known.set_})
+    found: list[str] = []
+    if unknown and not known.any_name:
+        found.append(f"the snapshot has {', '.join(unknown)}, which {cls.__name__} does not have")
+        lacks |= {name for name in {*hints} - {*plain} if not name.startswith("_")}
+    if lacks:
+        found.append(f"{cls.__name__} has {', '.join(sorted(lacks))}, which the snapshot lacks")
+    if found:
+        raise StateError("; ".join(found)[:WORDS_MAX])
+
+
+def _check_fields(written: Any, again: Any, place: str) -> None:
+    """Refuse fields of structs and dataclasses that were not read, or were not written."""
+    if isinstance(written, dict) and isinstance(again, dict):
+        for key in sorted({*written} ^ {*again}, key=str):
+            where = "is in the snapshot only" if key in written else "is not in the snapshot"
+            raise StateError(f"{place}: {str(key)[:100]} {where}")
+        pairs = [(written[key], again[key], f"{place}.{key}"[:WORDS_MAX]) for key in written]
+    elif isinstance(written, list | tuple) and isinstance(again, list | tuple):
+        if len(written) != len(again):
+            raise StateError(f"{place}: {len(written)} items in the snapshot, {len(again)} here")
+        pairs = [(one, other, place) for one, other in zip(written, again, strict=True)]
+    else:
+        return
+    for one, other, where in pairs:
+        _check_fields(one, other, where)
+
+
+class _Names(typing.NamedTuple):
+    """The attributes that the methods of a class set and delete; ``any_name`` if they may set
+    others, by names that are not in the source."""
+
+    set_: frozenset[str]
+    deleted: frozenset[str]
+    any_name: bool
+
+
+@functools.cache
+def _names_in_source(cls: type) -> _Names:
+    names: dict[type, set[str]] = {ast.Store: set(), ast.Del: set()}
+    any_name = False
+    for base in cls.__mro__[:-1]:
+        try:
+            text = textwrap.dedent(inspect.getsource(base))
+            tree = ast.parse(text)
+        except (OSError, TypeError, SyntaxError):
+            any_name = True
+            continue
+        any_name |= any(word in text for word in ("setattr(self", "self.__dict__", "vars(self)"))
+        for node in ast.walk(tree):
+            match node:
+                case ast.Attribute(ast.Name("self"), name, context):
+                    names.get(type(context), set()).add(_stored(base, name))
+                case _:
+                    pass
+    return _Names(frozenset(names[ast.Store]), frozenset(names[ast.Del]), any_name)
 
 
 def _read(cls: type, name: str, value: Any) -> Any:

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from clocks import ClockError, check_entries
-from transport.endpoint import Buffer
+from transport.endpoint import FRAME_BYTES_MAX, Buffer
 from transport.message import (
     PROTOCOL_VERSION,
     TENSORS_MAX,
@@ -45,8 +45,9 @@ from transport.payload import (
     payload_bytes,
 )
 
-HEADER_BYTES_MAX = 256 * 1024
-"""Room for ``TENSORS_MAX`` tensors with names of ordinary length, and a margin."""
+HEADER_BYTES_MAX = FRAME_BYTES_MAX
+"""A header is one part of a message. Half of it is room for ``TENSORS_MAX`` tensors with short
+names, or for 8,000 with names of ordinary length."""
 
 CHUNK_BYTES = 2 * 1024 * 1024
 """Bytes in a piece of a payload: with 2 MiB instead of 1 a round of 64 MiB with four learners took

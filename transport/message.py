@@ -24,7 +24,7 @@ Reason = Annotated[str, Meta(max_length=1024)]
 Run = Annotated[str, Meta(max_length=64)]
 Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
-TENSORS_MAX = 1024
+TENSORS_MAX = 16_384
 """Tensors in one message; a fragment with more would need a header beyond its limit."""
 
 

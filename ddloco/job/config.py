@@ -165,6 +165,8 @@ class SyncTable(Section, frozen=True):
         clients: the share of the learners that take part in a round of "fedavg".
         final_merges: after the last global step, merge each fragment once more, so that the model
             has all steps of the learners whatever the phase of its fragments.
+        round_float64: merges are in float32, so a task with tensors of float64 is refused; with
+            this they are rounded at each merge.
     """
 
     fragments: Positive = 24
@@ -182,6 +184,7 @@ class SyncTable(Section, frozen=True):
     mixing: Share = 0.5
     clients: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     final_merges: bool = False
+    round_float64: bool = False
 
     @property
     def lag(self) -> int:
@@ -439,7 +442,7 @@ UNSAID = {
         *("mesh", "processes", "stall_s", "check_every", "on_corruption", "together_s"),
         *("retry_s", "nice"),
     ),
-    "sync": ("blocking", "late", "mixing", "clients", "final_merges"),
+    "sync": ("blocking", "late", "mixing", "clients", "final_merges", "round_float64"),
     "outer": ("weight",),
     "inner": ("adamw",),
     "transport": ("shared_memory", "memory_gb"),
@@ -694,12 +697,21 @@ class Job(Section, frozen=True):
         )
 
     def sendable_plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:
-        """Like ``plan``, with a check that each fragment fits into one message.
+        """Like ``plan``, with a check that each fragment fits into one message and that merges are
+        of the numbers that it has.
 
         Raises:
-            ValueError: a fragment does not fit, or there is no such plan.
+            ValueError: a fragment does not fit, its numbers would be others after a merge, or there
+                is no such plan.
         """
         plan = self.plan(leaves)
+        double = [leaf.name for leaf in leaves if leaf.dtype == "float64"]
+        if double and not self.sync.round_float64:
+            raise ValueError(
+                f"tensor {double[0]!r} is float64, and merges are in float32: make it float32 in "
+                "init (the loss may compute in float64), or set sync.round_float64 = true to have "
+                "it rounded at each merge"
+            )
         for p in range(len(plan.fragments)):
             problem = layout_problem(wire_layout(plan, p))
             if problem is not None:
@@ -716,6 +728,8 @@ class Job(Section, frozen=True):
         """Advice for a fragment that is too large for a message."""
         if self.job.method in DATA_PARALLEL:
             return f"gradients of a {self.job.method} job are sent whole: use fewer, larger tensors"
+        if "fragments" in FIXED.get(self.job.method, {}):
+            return f"a {self.job.method} job sends all tensors at once: use fewer, larger ones"
         return "raise sync.fragments, or use fewer, larger tensors"
 
     def agreement(self, plan: FragmentPlan) -> dict[str, str]:
@@ -862,13 +876,36 @@ def job_from(plain: Any, source: str) -> Job:
         ConfigError: as for ``load_job``.
     """
     _launch_from(plain, source)
-    resolved = _with_usual_outer(_with_method(_job_only(plain)))
+    resolved = _with_usual_outer(_with_method(_with_texts(_job_only(plain), source)))
     job = convert(resolved, Job, source, sort_keys=True)
     job = _of_one(job) if job.job.method == LONE else job
     problem = _contradiction(job)
     if problem:
         raise ConfigError(f"{source}: {problem}")
     return job
+
+
+def _with_texts(plain: Any, source: str) -> Any:
+    """Plain data whose environment variables are texts, where they were written as numbers."""
+    if not isinstance(plain, dict):
+        return plain
+    found = {**plain}
+    if "worker" in plain:
+        found["worker"] = _env_texts(plain["worker"], f"{source}: worker")
+    if isinstance(plain.get("learner"), dict):
+        tables = plain["learner"].items()
+        found["learner"] = {n: _env_texts(each, f"{source}: learner.{n}") for n, each in tables}
+    return found
+
+
+def _env_texts(table: Any, where: str) -> Any:
+    env = table.get("env") if isinstance(table, dict) else None
+    if not isinstance(env, dict):
+        return table
+    for name, value in env.items():
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise ConfigError(f'{where}.env.{name[:80]}: want a number, or text in quotes ("1")')
+    return {**table, "env": {name: str(value) for name, value in env.items()}}
 
 
 def _with_method(plain: Any) -> Any:

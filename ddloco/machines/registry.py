@@ -33,4 +33,4 @@ def machine_for(job: Job, incarnation: str) -> Machine:
 
 def states_for(job: Job, incarnation: str) -> ActorStates[Any]:
     """Return what reads the states of an actor; it admits no other machine than the actor's own."""
-    return ActorStates(type(machine_for(job, incarnation)), JobBody | ActorBody, Asked, JobTimer)
+    return ActorStates(machine_for(job, incarnation), JobBody | ActorBody, Asked, JobTimer)

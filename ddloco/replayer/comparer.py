@@ -20,6 +20,7 @@ from ddloco.replayer.tape_runner import (
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.events import Captured, Restored, WorkFailed, WorkResult
 from ddloco.stage.driver.resume import Start, passed
+from ddloco.workers.environment import READ, UNSET
 from replay import Divergence, Player, event_line, tape
 from transport import GREETINGS, Marker, MessageArrived, Payload
 
@@ -234,7 +235,14 @@ def _arrives_as(body: Any, said: Any) -> bool:
 def changed_facts(name: str, then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return how an actor's facts differ from those that were recorded, a line for each."""
     return [
-        f"{name}: {key} was {then.get(key, 'not set')}, is {now.get(key, 'not set')}"
+        f"{name}: {_known_as(key)} was {then.get(key, UNSET)}, is {now.get(key, UNSET)}"
         for key in sorted({*then, *now})
         if then.get(key) != now.get(key)
     ]
+
+
+def _known_as(key: str) -> str:
+    """The entry of a fingerprint, for people."""
+    if key.startswith(READ):
+        return f"the variable {key.removeprefix(READ)}, which the task reads,"
+    return key

@@ -116,6 +116,11 @@ class JobProgram(Runnable):
         return self.job.listeners()
 
     @property
+    def semantics(self) -> tuple[str, ...]:
+        """Those of learners and syncers."""
+        return SEMANTICS
+
+    @property
     def events(self) -> Any:
         """Those of learners and syncers."""
         return Happened
@@ -368,7 +373,7 @@ class JobProgram(Runnable):
             said=JobBody,
             executor=slowed(executor, job.learner_table(hosted.name).factor),
             arrays=arrays,
-            recorder=hosted.recorder(prepared.fingerprint, SEMANTICS, facts, actor.clock.wire),
+            recorder=hosted.recorder(prepared.fingerprint, facts, actor.clock.wire),
             admits=admission(
                 executor.plan,
                 executor.state.nbytes,

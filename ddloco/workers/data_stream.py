@@ -18,6 +18,7 @@ from typing import Any, cast
 import msgpack
 
 from ddloco.job.protocol.messages import CURSOR_BYTES_MAX
+from ddloco.workers.stream_state import PLAIN, packed_position, unpacked_position
 from ddloco.workers.task import Batches, TaskError
 
 RETRY_S = 0.5
@@ -86,6 +87,10 @@ class DataStream:
         self._copied = copied
         self._tell = tell
         self._ahead: _Ahead | None = None
+        self._large = False
+        """Whether the last position was larger than ``CURSOR_BYTES_MAX``. No report has such a one:
+        it is made for snapshots only, and so no batch is drawn ahead, since what was before that
+        would have to be kept."""
         self.position()  # A state that is of no use is refused before anything is trained.
 
     def next(self, retry_s: float = 0.0) -> Any:
@@ -98,17 +103,17 @@ class DataStream:
         if ahead is None:
             if not retry_s:
                 return self._copied(self._batches.next())
-            ahead = self._drawn(self.position())
+            ahead = self._drawn(self.position_if_small())
         if ahead.error is not None:
             ahead = self._tried_again(ahead, ahead.error, retry_s)
         return ahead.batch
 
     def draw_ahead(self) -> Any:
         """Draw the next batch before it is used, and return it; an exception waits until it is
-        used, too, and then this returns None."""
-        if self._ahead is None:
+        used, too, and then this returns None, as it does for a stream with a large position."""
+        if self._ahead is None and not self._large:
             self._ahead = self._drawn(self.position())
-        return self._ahead.batch
+        return self._ahead.batch if self._ahead is not None else None
 
     def _drawn(self, before: bytes) -> _Ahead:
         """The batch that the stream yields at the position ``before``, or what it raises."""
@@ -138,7 +143,7 @@ class DataStream:
             retry_s, pause_s = retry_s - pause_s, min(2 * pause_s, RETRY_S_MAX)
             try:
                 if failed.before:
-                    self._batches.restore(_unpacked(failed.before))
+                    self._batches.restore(unpacked_position(failed.before))
                 batch = self._copied(self._batches.next())
             except StopIteration:
                 break
@@ -162,17 +167,26 @@ class DataStream:
         if state is None:
             return b""
         try:
-            return cast("bytes", msgpack.packb(state))
+            packed = packed_position(state)
         except (TypeError, ValueError, OverflowError) as error:
-            said = (
-                f"batches().state() is not plain data (numbers, text, bytes, lists, dicts): {error}"
-            )
+            said = f"batches().state() is not plain data ({PLAIN}): {error}"
             raise TaskError(f"task {self._task}: {said}") from None
+        self._large = len(packed) > CURSOR_BYTES_MAX
+        return packed
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the position is too large to be sent with every report."""
+        return self._large
+
+    def position_if_small(self) -> bytes:
+        """The position if it is sent with every report; empty if it is too large for that."""
+        return b"" if self._large else self.position()
 
     def go_to(self, position: bytes) -> None:
         """Move the stream to ``position``."""
         self._ahead = None
-        self._batches.restore(_unpacked(position))
+        self._batches.restore(unpacked_position(position))
 
     def draw_again(self, count: int) -> None:
         """Skip ``count`` batches by drawing them; prints progress every ten seconds."""
@@ -196,10 +210,6 @@ class DataStream:
         if digest_of(self.next()) != digest:
             said = "restore(state()) does not bring the same batch again"
             raise TaskError(f"task {self._task}: batches(): {said}")
-
-
-def _unpacked(position: bytes) -> Any:
-    return msgpack.unpackb(position, strict_map_key=False)
 
 
 @dataclass(slots=True)

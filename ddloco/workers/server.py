@@ -25,6 +25,8 @@ from ddloco.workers import breakpoints, rpc
 from ddloco.workers.fork_protocol import FOR_ACTOR, MEETING, Fork, Rank
 from ddloco.workers.group import Group, OtherArena, open_group
 from ddloco.workers.task import TaskError
+from ddloco.workers.task_environment import watch_environment
+from ddloco.workers.task_sources import is_user_code
 from ddloco.workers.trainer import CorruptionError, Trainer
 
 TRACE_CHARS_MAX = 8000
@@ -40,7 +42,8 @@ def failure(error: Exception) -> rpc.Failed:
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
-    theirs = [frame for frame in traceback.extract_tb(root.__traceback__) if _is_users(frame)]
+    frames = traceback.extract_tb(root.__traceback__)
+    theirs = [frame for frame in frames if is_user_code(frame.filename)]
     trace = full = ""
     if theirs:
         # Starts at the first line of user code, without our frames above it.
@@ -54,14 +57,6 @@ def failure(error: Exception) -> rpc.Failed:
     place = f"{Path(where.filename).name}:{where.lineno}"
     reason = f"{type(error).__name__}: {error} ({place})"
     return rpc.Failed("task", " ".join(reason.split())[:900], trace, full)
-
-
-def _is_users(frame: traceback.FrameSummary) -> bool:
-    """Whether a line is in user code: not in ddloco, Python, or an installed package."""
-    path = Path(frame.filename)
-    ours = path.is_relative_to(Path(__file__).parents[1]) or not path.is_file()
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return not ours and not installed and not path.is_relative_to(Path(os.__file__).parent)
 
 
 def fulfilled(trainer: Trainer, request: rpc.Request) -> rpc.Answer:
@@ -175,6 +170,7 @@ def serve_requests(fork: Fork, link: socket.socket, shared: Sequence[int], sayin
     leave_signals_to_parent()
     with contextlib.suppress(OSError):
         os.nice(fork.nice)
+    watch_environment()
     breakpoints.install(fork.name, fork.turns)
     look_here_first(Path.cwd())
     if fork.kept is not None:

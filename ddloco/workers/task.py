@@ -38,8 +38,9 @@ class Batches(Protocol):
         ...
 
     def state(self) -> Any:
-        """Return the position as plain data (numbers, text, bytes, lists, dicts), or None if the
-        stream cannot be restored: a learner that returns then draws its used batches again."""
+        """Return the position as plain data (numbers, text, bytes, lists, tuples, dicts, arrays of
+        numbers), or None if the stream cannot be restored: a learner that returns then draws its
+        used batches again."""
         ...
 
     def restore(self, state: Any) -> None:

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePosixPath
 
@@ -56,6 +57,15 @@ def sources_of(module_name: str) -> dict[str, str]:
                 break
             found[path.relative_to(root).as_posix()] = text
     return found
+
+
+@cache
+def is_user_code(file: str) -> bool:
+    """Whether a line of this file is user code: not of ddloco, Python, or an installed package."""
+    path = Path(file)
+    ours = path.is_relative_to(Path(__file__).parents[1]) or not path.is_file()
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return not ours and not installed and not path.is_relative_to(Path(os.__file__).parent)
 
 
 def task_root(module_name: str, spec: ModuleSpec | None) -> Path | None:

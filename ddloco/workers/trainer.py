@@ -49,7 +49,8 @@ from ddloco.workers.inner_optimizer import (
 from ddloco.workers.parameters import carried, mixed, named_leaves, shapes_and_names
 from ddloco.workers.placement import OneDevice, OnGroup, OnMesh, unshared
 from ddloco.workers.schedules import GLOBAL_STEP, with_extra_arguments, with_schedule
-from ddloco.workers.task import TaskError, load_task, stream_of
+from ddloco.workers.task import Task, TaskError, load_task, stream_of
+from ddloco.workers.task_environment import refuse_late_settings, what_was_read
 from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
 from ddloco.workers.task_sources import sources_of
 from ddloco.workers.task_state import StateLayout
@@ -62,6 +63,9 @@ STEP_MAX = 2**31 - 1
 
 CALLBACK = re.compile(r"\b(pure|io|debug)_callback\b")
 """The primitives by which a compiled function calls one of this host."""
+
+ASKS = re.compile(r"\b(value|grad|value_fn)\b")
+"""Arguments that an optimizer may require, in the words of Python's error."""
 
 HOST_CALLBACK = "host callback"
 """Log event of a step that has one, where XLA has one thread only."""
@@ -161,6 +165,8 @@ class Trainer:
         """Whether a step has succeeded."""
         self._spoilt = False
         self._last: rpc.Trained | None = None
+        self._short = False
+        """Whether the last step's cursor lacks a stream's large position."""
         self._updated = 0
         """The global step of the last ``Update``; 0 before the first."""
         self._streams: dict[int, ShardStream] = {}
@@ -217,7 +223,9 @@ class Trainer:
             case rpc.CopyOut(out):
                 self._begin_moments()
                 self._copy_out(self._leaves(), out, moments=True)
-                return rpc.Copied(self._last if not self._updated else rpc.Updated(self._updated))
+                return rpc.Copied(
+                    self._last_whole() if not self._updated else rpc.Updated(self._updated)
+                )
             case rpc.Install():
                 return rpc.Installed(self._install(request))
             case rpc.CopyFragments(copies):
@@ -247,7 +255,7 @@ class Trainer:
         # Random numbers that user code draws without a seed of its own depend on the job's seed.
         random.seed(f"{request.seed}/{request.shard}")
         np.random.seed([request.seed % 2**32, request.shard or 0])  # noqa: NPY002, user code's
-        task = self._task = load_task(request.task, request.options)
+        task = self._task = self._loaded(request)
         if self._saying is not None:
             open_devices(self._saying)
         keep_compiled_programs()
@@ -284,11 +292,7 @@ class Trainer:
             arrays = jax.tree.map(np.asarray, make())
             self._frozen_digest = {"frozen": batch_digest(arrays).hex()}
             self._frozen = self._placement.frozen(arrays)
-        self._optimizer: Any = with_extra_arguments(
-            getattr(task, "optimizer")()  # noqa: B009, optional, so not in the protocol
-            if hasattr(task, "optimizer")
-            else with_schedule(inner_optimizer(request.inner), request.inner, request.steps)
-        )
+        self._optimizer = self._optimizer_of(request)
         self._lay_moments()
         self._update: Any = jax.jit(
             self._step, donate_argnums=(0, 1, 2), **self._placement.results(self._opt_shapes, 3)
@@ -298,7 +302,23 @@ class Trainer:
         self._sums = summing(self._placement.everywhere())
         self._leaves_if_corrupt = request.leaves_if_corrupt
         found = {**device_fingerprint(), **self._placement.fingerprint(), **self._frozen_digest}
+        found |= what_was_read()
         return rpc.Prepared(leaves, found, sources_of(request.task.partition(":")[0]))
+
+    @staticmethod
+    def _loaded(request: rpc.Prepare) -> Task:
+        before = dict(os.environ)
+        task = load_task(request.task, request.options)
+        refuse_late_settings(request.task, before)
+        return task
+
+    def _optimizer_of(self, request: rpc.Prepare) -> Any:
+        """The task's own optimizer, or the one of ``[inner]``."""
+        make = getattr(self._task, "optimizer", None)
+        if make is not None:
+            return with_extra_arguments(make())
+        inner = request.inner
+        return with_extra_arguments(with_schedule(inner_optimizer(inner), inner, request.steps))
 
     def _lay_moments(self) -> None:
         """Decide where the optimizer's state lies."""
@@ -376,9 +396,15 @@ class Trainer:
     def _step(self, params: Any, opt_state: Any, state: Any, given: "Given") -> tuple[Any, ...]:
         batch, number, t, frozen = given
         found, gradients = value_and_gradient(self._loss)(params, state, batch, number, frozen)
-        loss, (state, metrics) = found
-        taken = self._take_step(params, opt_state, gradients, t, value=loss)
-        return *taken, state, loss, metrics
+        loss, (after, metrics) = found
+
+        def loss_at(other: Any, global_step: Any = t) -> Any:
+            del global_step  # optax wants that a name for each extra argument is here.
+            return self._loss(other, state, batch, number, frozen)[0]
+
+        known = {"value": loss, "grad": gradients, "value_fn": loss_at}
+        taken = self._take_step(params, opt_state, gradients, t, **known)
+        return *taken, after, loss, metrics
 
     def _compile_ahead(self) -> None:
         """Trace and compile the step in a thread, from the first batch and the shapes of everything
@@ -443,12 +469,13 @@ class Trainer:
             last.loss,
             last.tokens,
             last.batch,
-            self._cursor(),
+            self._cursor(self._batches.position_if_small()),
             said(steps[-1].metrics),
             tensors=sums(),
             corrupt=corrupt,
             before=tuple(earlier),
         )
+        self._short = self._batches.is_large
         return msgspec.structs.replace(
             self._last,
             data_s=sum(each.data_s for each in steps),
@@ -541,12 +568,18 @@ class Trainer:
         stream.used += 1
         return batch, self._loss.number(self._turn, stream.used)
 
-    def _cursor(self) -> bytes:
+    def _cursor(self, position: bytes) -> bytes:
         """The positions of stream and schedules."""
         if self._count_places is None:
             self._count_places = count_places(self._opt_state)
-        counts = counts_at(self._opt_state, self._count_places)
-        return pack_cursor(self._batches.position(), counts)
+        return pack_cursor(position, counts_at(self._opt_state, self._count_places))
+
+    def _last_whole(self) -> rpc.Trained | None:
+        """The result of the last step, with the stream's position, however large that is."""
+        if self._last is not None and self._short:
+            cursor = self._cursor(self._batches.position())
+            self._last, self._short = msgspec.structs.replace(self._last, cursor=cursor), False
+        return self._last
 
     def _open(self, shard: int) -> None:
         """Open the stream of a data shard at its beginning."""
@@ -648,11 +681,26 @@ class Trainer:
         return rpc.Ready()
 
     def _take_step(
-        self, params: Any, opt_state: Any, gradient: Any, t: Any, **extra: Any
+        self, params: Any, opt_state: Any, gradient: Any, t: Any, **known: Any
     ) -> tuple[Any, Any]:
-        """Take one step of the optimizer; ``value``, the loss, is for those that adapt to it."""
-        extra[GLOBAL_STEP] = t
-        updates, opt_state = self._optimizer.update(gradient, opt_state, params, **extra)
+        """Take one step of the optimizer. ``value``, the loss, is for those that adapt to it;
+        ``grad`` and ``value_fn`` are for those that look for the length of a step."""
+        update = partial(self._optimizer.update, gradient, opt_state, params, **{GLOBAL_STEP: t})
+        try:
+            updates, opt_state = update(**known)
+        except TypeError as error:
+            # Some transformations make operands of what they pass on; a function is none.
+            simple = {name: each for name, each in known.items() if name == "value"}
+            try:
+                updates, opt_state = update(**simple)
+            except TypeError:
+                if known or not ASKS.search(str(error)):
+                    raise error from None
+                raise TaskError(
+                    f"task {self._name}: its optimizer asks for the loss of a batch ({error}), "
+                    "which the syncer of a data-parallel job does not have; want another optimizer "
+                    "or job.method"
+                ) from None
         return optax.apply_updates(params, updates), opt_state
 
     def _first_moments(self, counts: list[int]) -> Any:

@@ -67,7 +67,7 @@ def test_a_peer_can_be_part_of_a_snapshot():
     peer = gossip.program(peers=2).roles["peer-1"].machine()
     peer.handle(0.0, Begun("peer-1.1"))
     peer.handle(1.0, PeerJoined("peer-0.1", "peer-0.1"))
-    again = machine_from(type(peer), plain_state(peer))
+    again = machine_from(peer, plain_state(peer))
     done = Returned(1, value=0.5)
     assert again.handle(2.0, done) == peer.handle(2.0, done)
     assert [Array("call/1")] == [*again._pending[2].reads] == [*peer._pending[2].reads]

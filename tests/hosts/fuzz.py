@@ -36,7 +36,7 @@ from ddloco.job.protocol.messages import (
 from ddloco.roles.job_program import program_of
 from ddloco.stage.files.keys import load_curve, make_keys
 from ddloco.stage.nodes.incarnation_grants import LANE as GRANTS
-from ddloco.stage.nodes.incarnation_grants import want_of
+from ddloco.stage.nodes.peer_version import want_of
 from ddloco.stage.process.side_protocol import encode
 from tests.hosts.cluster import SYNCER, Cluster
 from tests.hosts.hosts import Loopback

@@ -4,13 +4,10 @@ from dataclasses import replace as changed
 
 from msgspec.structs import replace
 
-from ddloco.job.protocol.messages import JobBody
-from ddloco.job.protocol.timers import JobTimer
-from ddloco.job.protocol.work import Asked
+from ddloco.job.config import job_from
 from ddloco.machines.learner.machine import Learner
-from ddloco.machines.syncer.machine import Syncer
-from ddloco.stage.actors.actor import Actor, ActorStates
-from ddloco.stage.actors.messages import ActorBody
+from ddloco.machines.registry import states_for
+from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.snapshot_adapter import SnapshotAdapter
 from ddloco.workers.simulated.snapshot_sink import SnapshotCapture, SnapshotMemory
 from snapshot import Participant, StateError, coordinator, participant
@@ -32,7 +29,7 @@ def bug(invariant, *worlds):
     return note
 
 
-SYNCERS = ActorStates(Syncer, JobBody | ActorBody, Asked, JobTimer)
+SYNCERS = states_for(job_from({"job": {"task": "json:loads"}}, "any"), "syncer.1")
 
 
 @bug("channel-complete", 18)

@@ -186,10 +186,16 @@ def _check(leaves: Sequence[Leaf], fragments: int, interval: int, strategy: str)
             raise ValueError(f"two tensors are named {leaf.name!r}")
     for leaf in leaves:
         if leaf.dtype not in DTYPES:
-            known = ", ".join(DTYPES)
-            raise ValueError(f"tensor {leaf.name!r} is {leaf.dtype}, not one of {known}")
+            raise ValueError(f"tensor {leaf.name!r} is {leaf.dtype}; {_instead_of(leaf.dtype)}")
         if any(n < 0 for n in leaf.shape):
             raise ValueError(f"tensor {leaf.name!r} has the impossible shape {leaf.shape}")
+
+
+def _instead_of(dtype: str) -> str:
+    """What a task may have in place of a type that is not merged."""
+    if dtype.startswith("complex"):
+        return "keep its real and imaginary parts as two tensors, and join them in the loss"
+    return f"want one of {', '.join(DTYPES)}"
 
 
 def _balanced(leaves: Sequence[Leaf], count: int) -> list[list[Leaf]]:

@@ -356,13 +356,13 @@ class ActorStates(Generic[M]):
     """Reads the states of actors whose machines are of one class.
 
     Attributes:
-        machine: the class of the machine.
+        machine: such a machine, as it is before its first event.
         said: the union of the message bodies.
         asked: the union of the work effects that the machine requests.
         timed: the union of the timers that the machine sets.
     """
 
-    machine: type[M]
+    machine: M
     said: Any
     asked: Any
     timed: Any
@@ -371,11 +371,15 @@ class ActorStates(Generic[M]):
         """Read what ``Actor.write`` wrote.
 
         Raises:
-            StateError: it is not the state of such an actor.
+            StateError: it is not the state of such an actor, or not the whole of it.
         """
         asked, timed = AskedByAll | self.asked, TimerOfAll | self.timed
-        if issubclass(self.machine, OwnMachine):
-            return read_state(data, Actor[self.machine, self.said, asked, timed])
+        if isinstance(self.machine, OwnMachine):
+            own: Any = type(self.machine)
+            actor = read_state(data, Actor[own, self.said, asked, timed])
+            if actor.write() != data:
+                raise StateError("a state of another version, which lacks fields of this one")
+            return actor
         plain: Any = dict[str, Any]
         actor = read_state(data, Actor[plain, self.said, asked, timed])
         return replace(actor, machine=machine_from(self.machine, actor.machine))

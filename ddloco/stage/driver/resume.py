@@ -107,7 +107,7 @@ def load_start(store: Store, part: Part, states: ActorStates[Any]) -> Start:
             return reader(data)
         except ValueError as error:
             said = f"{store.name}: blob {digest[:12]} of {part.who}: {error}"
-            raise SnapshotError(f"{said}; it may be of another version of ddloco") from None
+            raise SnapshotError(f"{said}; it may be of other code") from None
 
     actor, flight = read("state", states.read), read("flight", states.read_flight)
     if (actor.incarnation, actor.clock.number) != (part.who, part.number):

@@ -23,7 +23,6 @@ same answer again.
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -38,7 +37,7 @@ from transport.endpoint import FRAME_BYTES_MAX, Buffer
 from transport.message import Reason
 from transport.zeromq import ZmqEndpoint
 
-VERSION = 2
+VERSION = 3
 LANE = "grant"
 
 WORD_BYTES_MAX = 2**16
@@ -81,13 +80,16 @@ FileName = Annotated[
 
 class Want(Struct, frozen=True, tag=True):
     """Request a number above ``known``, the newest one with a tape in the actor's folder. An actor
-    that continues from a snapshot asks for ``exact``, and gets a later one if that is used."""
+    that continues from a snapshot asks for ``exact``, and gets a later one if that is used. It runs
+    the version ``code`` of ddloco; ``agreement`` is the digest of ``peer_version``."""
 
     known: Number
     job: Short
     task: Short
     settings: dict[str, str]
     exact: Number = 0
+    code: Short = ""
+    agreement: Short = ""
     version: int = VERSION
 
 
@@ -151,14 +153,6 @@ decode_granted: SideDecoder[Granted | Denied | JobOver] = SideDecoder(
 decode_described: SideDecoder[Described | Denied | JobOver] = SideDecoder(
     Described | Denied | JobOver, DESCRIBED_BYTES_MAX
 )
-
-
-def want_of(program: Runnable, known: int, exact: int = 0, folder: Path | None = None) -> Want:
-    """The request of an actor of this program."""
-    want = Want(known, program.id, program.source(folder), shared_settings(program), exact)
-    if len(encode(want)) > WORD_BYTES_MAX:
-        return msgspec.structs.replace(want, settings={})
-    return want
 
 
 def shared_settings(program: Runnable) -> dict[str, str]:

@@ -42,11 +42,15 @@ from ddloco.stage.nodes.incarnation_grants import (
     shared_settings,
 )
 from ddloco.stage.nodes.lease import Lease
+from ddloco.stage.nodes.peer_version import agreement_of
 from ddloco.stage.nodes.runnable import Runnable
+from ddloco.stage.process.code_version import code_version
 from ddloco.stage.process.side_protocol import Refusals, SideProtocolError, encode
 from replay.tape import SUFFIX
 from replay.tape_files import whose
 from transport import Allowances, Arrival, Endpoint, LaneFull, PeerGone
+
+TOGETHER = "update all hosts of a job together"
 
 RECORD = "incarnations.json"
 """In the folder of kept merges: for each actor the newest number that was granted."""
@@ -146,6 +150,7 @@ class Registrar:
         self._program = program
         self._settings = shared_settings(program)
         self._digest = program.source(record.folder)
+        self._agreement = agreement_of(program)
         self._record = record
         self._endpoint = endpoint
         self._note = note
@@ -254,9 +259,17 @@ class Registrar:
         if name not in self._names:
             refused = f"{name[:64]} is no actor of this job"
         elif want.version != VERSION:
-            refused = f"numbers are given in version {VERSION} here, not {want.version}"
+            refused = (
+                f"its ddloco asks in version {want.version} of this protocol, here is version "
+                f"{VERSION} ({code_version()}); {TOGETHER}"
+            )
         elif isinstance(want, Describe):
             return self._describe(name)
+        elif want.agreement != self._agreement:
+            refused = (
+                f"it runs {want.code}, whose messages or recordings are not those of "
+                f"{code_version()} here; {TOGETHER}"
+            )
         elif want.job != self._program.id:
             said = differences(self._settings, want.settings) if want.settings else ""
             ours, what = self._program.id, self._program.settings_name
@@ -302,17 +315,25 @@ class Registrar:
         except OSError as error:
             return self._refuse(name, f"its number cannot be written down: {error.strerror}")
         self._newest[name] = number
-        warning = ""
-        if want.task != self._digest:
-            warning = (
-                f"the source of {self._program.source_name} differs: sha256 {self._digest[:12]} at "
-                f"{self._program.lead}, {want.task[:12]} at {name}"
-            )
-            self._note("task differs", {"learner": f"{name}.{number}", "reason": warning})
-        granted = self._given[route] = Granted(number, warning)
+        differs = self._differs(name, want)
+        for event, reason in differs.items():
+            self._note(event, {"learner": f"{name}.{number}", "reason": reason})
+        granted = self._given[route] = Granted(number, "; ".join(differs.values())[:1000])
         while len(self._given) > ROUTES_MAX:
             del self._given[next(iter(self._given))]
         return granted
+
+    def _differs(self, name: str, want: Want) -> dict[str, str]:
+        """What is different there and no reason to refuse, by the event of the log."""
+        lead, found = self._program.lead, {}
+        if want.task != self._digest:
+            found["task differs"] = (
+                f"the source of {self._program.source_name} differs: sha256 {self._digest[:12]} at "
+                f"{lead}, {want.task[:12]} at {name}"
+            )
+        if want.code != code_version():
+            found["code differs"] = f"{lead} runs {code_version()}, {name} {want.code}"
+        return found
 
     def _refuse(self, name: str, reason: str) -> None:
         self._refusals.add(name, reason)

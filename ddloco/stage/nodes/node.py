@@ -322,7 +322,6 @@ class HostedActor:
     def recorder(
         self,
         fingerprint: dict[str, str],
-        semantics: tuple[str, ...],
         facts: Mapping[str, str],
         clock: Callable[[], dict[str, int]],
     ) -> Recorder:
@@ -331,7 +330,7 @@ class HostedActor:
             leave_place(self.folder, each.place)
         return recorder_for(
             self.program, self.incarnation, self.folder, fingerprint,
-            semantics=semantics, facts=facts, start_point=self.start_point, clock=clock,
+            facts=facts, start_point=self.start_point, clock=clock,
         )  # fmt: skip
 
     def sink(self) -> StoreSink:
@@ -361,7 +360,6 @@ def recorder_for(
     folder: Path,
     fingerprint: dict[str, str],
     *,
-    semantics: tuple[str, ...],
     facts: Mapping[str, str],
     start_point: StartPoint[Any] | None = None,
     clock: Callable[[], dict[str, int]] | None = None,
@@ -385,7 +383,7 @@ def recorder_for(
         job=program.as_plain(),
         code=code_version(),
         fingerprint=fingerprint,
-        semantics=semantics,
+        semantics=program.semantics,
         facts={
             "python": platform.python_version(),
             "numpy": np.__version__,

@@ -113,6 +113,11 @@ class Runnable(ABC):
 
     @property
     @abstractmethod
+    def semantics(self) -> tuple[str, ...]:
+        """The behaviours that its tapes name."""
+
+    @property
+    @abstractmethod
     def events(self) -> Any:
         """The union of all events that its tapes may hold."""
 

@@ -33,7 +33,6 @@ from ddloco.stage.nodes.incarnation_grants import (
     ask_lead,
     decode_granted,
     tell_late,
-    want_of,
 )
 from ddloco.stage.nodes.incarnation_registrar import (
     NumberRecord,
@@ -43,6 +42,7 @@ from ddloco.stage.nodes.incarnation_registrar import (
 )
 from ddloco.stage.nodes.lease import INTERRUPTED, LOOK_S, SILENT_S, Lease, LeaseTakenError
 from ddloco.stage.nodes.node import HostedActor, Notes
+from ddloco.stage.nodes.peer_version import want_of
 from ddloco.stage.nodes.place_mirror import PlaceMirror
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes

@@ -102,7 +102,7 @@ class Sorry(Notice, frozen=True):
 
 
 decode_ask: SideDecoder[Ask] = SideDecoder(Ask, ASK_BYTES_MAX)
-_answer: SideDecoder[Told | News | Fragment | FragmentPiece | Sorry] = SideDecoder(
+decode_told: SideDecoder[Told | News | Fragment | FragmentPiece | Sorry] = SideDecoder(
     Told | News | Fragment | FragmentPiece | Sorry, NOTICE_BYTES_MAX
 )
 
@@ -121,7 +121,7 @@ class Reader:
         Raises:
             SideProtocolError: it is no valid notice, or a tensor's bytes do not match its digest.
         """
-        said = _answer(frames, parts=2)
+        said = decode_told(frames, parts=2)
         piece = frames[1] if len(frames) == 2 else b""
         if isinstance(said, Fragment | FragmentPiece):
             return self._assembled().feed(said, piece)

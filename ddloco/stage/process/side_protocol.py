@@ -33,6 +33,7 @@ class SideDecoder(Generic[M]):
     """
 
     def __init__(self, kinds: Any, bytes_max: int) -> None:
+        self.kinds = kinds
         self._decode: Callable[[Any], M] = msgspec.msgpack.Decoder(kinds).decode
         self._bytes_max = bytes_max
 

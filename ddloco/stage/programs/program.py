@@ -274,8 +274,13 @@ class LoadedProgram(Runnable):
 
     def states(self, incarnation: str) -> ActorStates[Any]:
         """With the program's messages and work."""
-        machine = type(self.machine(incarnation))
+        machine = self.machine(incarnation)
         return ActorStates(machine, self.bodies, self.asked, UserTimer)
+
+    @property
+    def semantics(self) -> tuple[str, ...]:
+        """Those of all actors."""
+        return ACTOR_SEMANTICS
 
     @property
     def events(self) -> Any:
@@ -404,9 +409,7 @@ class LoadedProgram(Runnable):
                 said=self.bodies,
                 executor=ComputationExecutor(role.compute, self.asked, arrays, hosted.sink()),
                 arrays=arrays,
-                recorder=hosted.recorder(
-                    program_fingerprint(), ACTOR_SEMANTICS, facts, actor.clock.wire
-                ),
+                recorder=hosted.recorder(program_fingerprint(), facts, actor.clock.wire),
                 admits=self.admits,
                 facts=lambda: {"name": self.name},
             )

@@ -231,12 +231,12 @@ class UserActor:
         for name in known:
             value = getattr(type(self), name, None)
             if isinstance(value, list | dict | set):  # Each actor has its own.
-                setattr(self, name, copy(value))
+                object.__setattr__(self, name, copy(value))
         for name, value in settings.items():
             if name not in known:
                 said = f"no attribute {name!r} is annotated; there are {', '.join(known)}"
                 raise TypeError(f"{type(self).__name__}: {said}")
-            setattr(self, name, value)
+            object.__setattr__(self, name, value)
 
     # Events: methods to override.
 

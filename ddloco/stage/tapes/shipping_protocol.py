@@ -79,7 +79,7 @@ class Declined(Word, frozen=True):
 
 
 digest_of = xxhash.xxh3_128_digest
-_said: SideDecoder[AskLength | Segment | Whole] = SideDecoder(
+decode_sent: SideDecoder[AskLength | Segment | Whole] = SideDecoder(
     AskLength | Segment | Whole, WORD_BYTES_MAX
 )
 decode_answer: SideDecoder[Has | Declined] = SideDecoder(Has | Declined, WORD_BYTES_MAX)
@@ -87,7 +87,7 @@ decode_answer: SideDecoder[Has | Declined] = SideDecoder(Has | Declined, WORD_BY
 
 def decode_said(frames: Sequence[Buffer]) -> tuple[AskLength | Segment | Whole, Buffer]:
     """Decode a sender's message, with the bytes of a segment."""
-    said = _said(frames, parts=2)
+    said = decode_sent(frames, parts=2)
     parts = 2 if isinstance(said, Segment) else 1
     if len(frames) != parts:
         raise SideProtocolError(f"{type(said).__name__} of {len(frames)} parts, {parts} expected")

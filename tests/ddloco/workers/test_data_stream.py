@@ -65,6 +65,42 @@ def digest(batch):
     return json.dumps(batch).encode()
 
 
+class Buffered(Documents):
+    """A stream that shuffles, and whose position has its buffer."""
+
+    asked = 0
+
+    def state(self):
+        self.asked += 1
+        return {**super().state(), "buffer": ["x" * CURSOR_BYTES_MAX]}
+
+
+def test_a_large_position_is_made_where_it_is_needed():
+    """Once to know that it is one, and then for snapshots only: a step costs nothing."""
+    stream = DataStream("t", buffered := Buffered(), deepcopy)
+    assert (stream.is_large, buffered.asked) == (True, 1)
+    drawn = []
+    for _ in range(10):
+        assert stream.draw_ahead() is None
+        drawn.append(stream.next(1.0))
+        assert stream.position_if_small() == b""
+    assert buffered.asked == 1
+    position, following = stream.position(), [stream.next() for _ in range(3)]
+    other = DataStream("t", Documents(), deepcopy)
+    other.go_to(position)
+    assert following == [other.next() for _ in range(3)]
+
+
+def test_a_position_that_becomes_small_is_sent_again():
+    """The buffer has run empty."""
+    stream = DataStream("t", buffered := Buffered(), deepcopy)
+    buffered.state = lambda: {"document": 0, "within": 0}
+    assert stream.position_if_small() == b""
+    stream.position()
+    assert not stream.is_large
+    assert stream.draw_ahead() == (0, 0)
+
+
 def test_it_goes_back_without_drawing_anything():
     """After a hundred batches, one call of restore and none of next."""
     stream = DataStream("t", Documents(), deepcopy)

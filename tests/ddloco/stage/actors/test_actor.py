@@ -267,7 +267,7 @@ def test_timers_are_in_the_state_in_the_order_of_setting():
     actor = joined({StopRequested: [SetTimer(each, 2.0) for each in (pull, launch, donor, pull)]})
     actor.handle(0.0, StopRequested("x"))
     wanted = [(launch, 2.0), (donor, 2.0), (pull, 2.0)]
-    states = ActorStates(Script, JobBody | ActorBody, Asked, JobTimer)
+    states = ActorStates(Script({}), JobBody | ActorBody, Asked, JobTimer)
     assert wanted == actor.timers == states.read(actor.write()).timers
     actor.handle(2.0, TimerFired(donor))
     assert [wanted[0], wanted[2]] == actor.timers

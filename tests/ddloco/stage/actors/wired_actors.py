@@ -56,7 +56,7 @@ class Script:
         return asked
 
 
-STATES = ActorStates(Script, JobBody | ActorBody, Asked, JobTimer)
+STATES = ActorStates(Script(), JobBody | ActorBody, Asked, JobTimer)
 
 
 class WiredActors:

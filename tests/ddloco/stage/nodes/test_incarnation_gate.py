@@ -7,8 +7,9 @@ import trio
 from ddloco.job.config import job_from
 from ddloco.roles.job_program import program_of
 from ddloco.stage.nodes.incarnation_gate import ASK_S, Gate
-from ddloco.stage.nodes.incarnation_grants import Granted, Known, decode_question, want_of
+from ddloco.stage.nodes.incarnation_grants import Granted, Known, decode_question
 from ddloco.stage.nodes.incarnation_registrar import SHARDS_S, NumberRecord, Registrar
+from ddloco.stage.nodes.peer_version import want_of
 from ddloco.stage.process.side_protocol import encode
 from tests.manual_time import ManualTime
 from transport import Arrival, PeerGone

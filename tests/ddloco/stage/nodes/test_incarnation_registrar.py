@@ -20,7 +20,6 @@ from ddloco.stage.nodes.incarnation_grants import (
     Granted,
     decode_described,
     decode_question,
-    want_of,
 )
 from ddloco.stage.nodes.incarnation_registrar import (
     NumberRecord,
@@ -28,6 +27,7 @@ from ddloco.stage.nodes.incarnation_registrar import (
     Registrar,
     newest_on_tape,
 )
+from ddloco.stage.nodes.peer_version import want_of
 from ddloco.stage.process.side_protocol import SideProtocolError, encode
 from tests.manual_time import ManualTime
 from transport import Arrival
@@ -119,6 +119,35 @@ def test_other_settings_are_named_and_refused(harness):
     assert isinstance(answer, Denied)
     assert "sync.fragments is 24 here, 6 there; sync.interval is 24 here, 12 there" in answer.reason
     assert Granted(1) == harness.ask("learner-0.2/grant")
+
+
+def test_another_version_is_refused_by_name(harness):
+    """Its messages or recordings are others: whoever reads it knows what to do. It is said before
+    the settings, which another version may have more of."""
+    answer = harness.ask(code="ddloco 0.1.0 sources-0", agreement="0", job=job_of(interval=48))
+    assert answer.reason.startswith(
+        "it runs ddloco 0.1.0 sources-0, whose messages or recordings are not those of ddloco "
+    )
+    assert answer.reason.endswith("update all hosts of a job together")
+    assert Granted(1) == harness.ask("learner-0.2/grant")
+
+
+def test_a_request_of_the_former_protocol_is_answered(harness):
+    """It has neither a version nor what is agreed on, and must not go on asking."""
+    of_then = {"type": "Want", "known": 0, "job": JOB.id, "task": "", "settings": {}, "version": 2}
+    answer = harness.registrar.answer(
+        Arrival("learner-0.77/grant", (msgspec.msgpack.encode(of_then),))
+    )
+    assert "asks in version 2 of this protocol" in answer.reason
+    assert "update all hosts of a job together" in answer.reason
+
+
+def test_other_sources_of_the_same_behaviour_are_told_and_let_in(harness):
+    """Such as those of a checkout that has a commit more."""
+    answer = harness.ask(code="ddloco 0.2.0 sources-0")
+    assert answer.number == 1
+    assert answer.warning.endswith("learner-0 ddloco 0.2.0 sources-0")
+    assert ["code differs"] == [event for event, _ in harness.notes]
 
 
 @pytest.mark.parametrize("route", ["learner-3.1/grant", "syncer.1/grant", "x/grant", "/grant"])

@@ -171,7 +171,7 @@ def test_a_state_is_read_back_as_it_was(begun):
     """Snapshots hold such an actor, with its calls under way."""
     keeper, _ = begun
     keeper.handle(2.0, arrived(0, "in/3"))
-    again = machine_from(Keeper, plain_state(keeper))
+    again = machine_from(Keeper(), plain_state(keeper))
     assert kinds(again.handle(3.0, Returned(1, value=3))) == kinds(
         keeper.handle(3.0, Returned(1, value=3))
     )

@@ -1,0 +1,76 @@
+"""What the versions of ddloco on two hosts of a job must have in common: the behaviours that their
+tapes name, and the messages that they say to each other.
+
+Versions whose sources differ otherwise work together; that they differ is worth a warning.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddloco.stage.nodes.incarnation_grants import (
+    WORD_BYTES_MAX,
+    Want,
+    decode_granted,
+    decode_question,
+    shared_settings,
+)
+from ddloco.stage.nodes.runnable import Runnable
+from ddloco.stage.observers.observer_protocol import decode_ask, decode_told
+from ddloco.stage.process.code_version import code_version
+from ddloco.stage.process.side_protocol import encode
+from ddloco.stage.tapes.shipping_protocol import decode_answer, decode_sent
+from transport.message import PROTOCOL_VERSION
+
+BESIDE_LINKS = (
+    decode_question,
+    decode_granted,
+    decode_ask,
+    decode_told,
+    decode_sent,
+    decode_answer,
+)
+"""All that is said beside the links."""
+
+
+def want_of(program: Runnable, known: int, exact: int = 0, folder: Path | None = None) -> Want:
+    """The request of an actor of this program for a number."""
+    source, settings = program.source(folder), shared_settings(program)
+    want = Want(known, program.id, source, settings, exact, code_version(), agreement_of(program))
+    if len(encode(want)) > WORD_BYTES_MAX:
+        return msgspec.structs.replace(want, settings={})
+    return want
+
+
+def agreement_of(program: Runnable) -> str:
+    """The digest of what all hosts of a program must have in common.
+
+    It has the names of messages, events and their fields, and not their types, whose spelling
+    depends on the versions of Python and msgspec.
+    """
+    said = [*program.semantics, f"links {PROTOCOL_VERSION}"]
+    for kinds in (program.events, *(each.kinds for each in BESIDE_LINKS)):
+        said += sorted(set(_structs_in(msgspec.inspect.type_info(kinds))))
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()
+
+
+def _structs_in(found: Any) -> Iterator[str]:
+    """Each struct in a type, as its name and those of its fields."""
+    if isinstance(found, msgspec.inspect.StructType):
+        yield f"{found.cls.__name__}({', '.join(each.name for each in found.fields)})"
+        within = [each.type for each in found.fields]
+    elif isinstance(found, msgspec.inspect.UnionType):
+        within = [*found.types]
+    elif isinstance(found, msgspec.inspect.TupleType):
+        within = [*found.item_types]
+    elif isinstance(found, msgspec.inspect.CollectionType | msgspec.inspect.VarTupleType):
+        within = [found.item_type]
+    elif isinstance(found, msgspec.inspect.DictType):
+        within = [found.value_type]
+    else:
+        within = []
+    for each in within:
+        yield from _structs_in(each)

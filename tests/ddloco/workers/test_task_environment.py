@@ -1,0 +1,114 @@
+"""What a task reads from the environment is on the tape, and what it sets too late is refused."""
+
+import os
+import subprocess
+
+import pytest
+
+from ddloco.workers import task_environment
+from ddloco.workers.environment import RECORDED
+from ddloco.workers.task import TaskError
+from ddloco.workers.task_environment import (
+    NAMES_MAX,
+    refuse_late_settings,
+    watch_environment,
+    what_was_read,
+)
+
+
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    """Runs a text as user code, in a process whose variables are watched."""
+    monkeypatch.setattr(os, "environ", os.environ)
+    for name, value in {"LR": "0.03", "TOKEN": "hf_abc", "FLAG": "True", "XLA_FLAGS": "-x"}.items():
+        monkeypatch.setitem(os.environ, name, value)
+    watch_environment()
+
+    def run(text, name="task.py"):
+        path = tmp_path / name
+        path.write_text(text)
+        os.environ.read.pop("PYTEST_CURRENT_TEST", None)  # The tests' own code reads it.
+        exec(compile(text, str(path), "exec"), {})  # noqa: S102, the text of this test
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os; os.environ['LR']",
+        "import os; os.environ.get('LR')",
+        "import os; os.getenv('LR', '1')",
+        "from os import environ; 'LR' in environ",
+        "import os; os.environ.setdefault('LR', '1')",
+        "import os; os.environ.copy; float(os.environ['LR'])",
+    ],
+)
+def test_each_way_to_read_one_is_noticed(task, text):
+    """A number is recorded as it is."""
+    task(text)
+    assert what_was_read() == {"task.env.LR": "0.03"}
+
+
+def test_secrets_are_not_recorded_and_can_be_compared(task):
+    """Only a digest; a switch is no secret, and what is not there has no value."""
+    task("import os; [os.environ.get(name) for name in ('TOKEN', 'FLAG', 'GONE')]")
+    found = what_was_read()
+    assert found.pop("task.env.TOKEN").startswith("sha256 ")
+    assert found == {"task.env.FLAG": "True", "task.env.GONE": "not set"}
+    assert "hf_abc" not in str(what_was_read())
+
+
+def test_the_first_value_counts(task):
+    """What the task sets itself is no setting of the run."""
+    task("import os; os.environ.get('LR'); os.environ['LR'] = '7'; os.environ.get('LR')")
+    assert what_was_read() == {"task.env.LR": "0.03"}
+
+
+def test_others_read_what_they_want(task):
+    """Neither what libraries read, nor what is recorded anyway, nor a copy of
+    all of them."""
+    task("import tempfile; tempfile.gettempdir()")
+    task("import os; os.environ['XLA_FLAGS']")
+    assert what_was_read() == {}
+    for number in range(NAMES_MAX + 1):
+        os.environ[f"OF_THE_TEST_{number}"] = "1"
+    task("import os; dict(os.environ)")
+    assert what_was_read() == {}
+
+
+def test_what_is_watched_is_the_environment(task):
+    """It is written through to the process, for what the task starts."""
+    task("import os; os.environ['MADE'] = '5'; del os.environ['FLAG']")
+    said = subprocess.check_output(["sh", "-c", "echo $MADE $FLAG"], text=True)
+    assert said.split() == ["5"]
+
+
+def test_a_setting_that_comes_too_late_is_refused(task):
+    """JAX has read it; nothing else would say that it has no effect."""
+    before = dict(os.environ)
+    refuse_late_settings("m:task", before)
+    task("import os; os.environ['JAX_ENABLE_X64'] = '0'; os.environ['JAX_NO_SUCH'] = '1'")
+    refuse_late_settings("m:task", before)
+    task("import os; os.environ['JAX_ENABLE_X64'] = '1'")
+    with pytest.raises(TaskError, match=r"^task m:task: sets JAX_ENABLE_X64 in os.env"):
+        refuse_late_settings("m:task", before)
+
+
+def test_a_setting_that_was_made_otherwise_as_well_is_none(task, monkeypatch):
+    """The task has called ``jax.config.update``, too."""
+    before = dict(os.environ)
+    task("import os; os.environ['JAX_ENABLE_X64'] = 'yes'")
+    monkeypatch.setattr(task_environment, "jax", type("Jax", (), {"config": Config}))
+    refuse_late_settings("m:task", before)
+
+
+class Config:
+    """JAX's, after an update."""
+
+    jax_enable_x64 = True
+
+
+def test_the_variables_of_jax_are_recorded():
+    """So a late one that is not among them changes no arithmetic."""
+    assert {"JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION"} <= RECORDED

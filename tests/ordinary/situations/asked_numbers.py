@@ -1,0 +1,83 @@
+"""What users train that is not float32 throughout, and where they get their settings from."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import model
+import numpy as np
+import optax
+
+
+class Double(model.Net):
+    """Parameters in float64; the module asks JAX for that."""
+
+    def init(self, key):
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float64), super().init(key))
+
+
+class Complex(model.Net):
+    """A spectral layer."""
+
+    def init(self, key):
+        return {**super().init(key), "modes": jnp.ones(3, jnp.complex64)}
+
+
+class Late(model.Net):
+    """Sets a variable of JAX's in ``task()``, which is too late."""
+
+    def __init__(self):
+        os.environ["JAX_ENABLE_X64"] = "1"
+
+
+class Environment(model.Net):
+    """Has its learning rate from the environment."""
+
+    def optimizer(self):
+        return optax.adam(float(os.environ.get("LR", "1e-3")))
+
+
+class Many(model.Net):
+    """More than a thousand small tensors."""
+
+    def init(self, key):
+        return {**super().init(key), **{f"bias_{n}": jnp.zeros(1) for n in range(1100)}}
+
+
+class Drawn(model.Rows):
+    """Its position is the state of a random number generator: 128-bit numbers, tuples."""
+
+    def __init__(self, shard, seed):
+        super().__init__(shard, seed)
+        self.random = np.random.Generator(np.random.PCG64([seed, shard]))
+        self.python = __import__("random").Random(seed)
+
+    def next(self):
+        x = self.random.normal(size=(self.rows, 4)).astype("float32")
+        return x * self.python.uniform(0.9, 1.1), np.sin(x.sum(1))
+
+    def state(self):
+        return {"numpy": self.random.bit_generator.state, "python": self.python.getstate()}
+
+    def restore(self, state):
+        self.random.bit_generator.state = state["numpy"]
+        self.python.setstate(state["python"])
+
+
+class Random(model.Net):
+    def batches(self, *, shard, shards, seed):
+        return Drawn(shard, seed)
+
+
+class Search(model.Net):
+    """An optimizer that asks for the loss at other parameters."""
+
+    def optimizer(self):
+        return optax.lbfgs()
+
+
+def task(kind):
+    if kind == "double":
+        jax.config.update("jax_enable_x64", True)
+    kinds = {each.__name__.lower(): each for each in model.Net.__subclasses__()}
+    return kinds[kind]()
