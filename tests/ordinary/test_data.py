@@ -79,7 +79,11 @@ def test_a_record_that_is_damaged_under_elastic_data_parallel(situation):
     assert "identical" in broken.replay()
 
 
-@pytest.mark.parametrize("form", [(), ("--processes",)], ids=["one process", "processes"])
+@pytest.mark.parametrize(
+    "form",
+    [(), pytest.param(("--processes",), marks=pytest.mark.slow)],
+    ids=["one process", "processes"],
+)
 def test_a_record_that_is_damaged(situation, form):
     """That learner comes back twice, ends for good with its reason, and the others train on."""
     broken = situation("broken")

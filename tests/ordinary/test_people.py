@@ -152,6 +152,7 @@ def test_a_job_on_hosts_ends_well(engine, installed, role, what):
     assert failed, f"{what} is not asked for"
 
 
+@pytest.mark.slow
 def test_a_job_of_processes_is_judged_by_what_they_say(situation, monkeypatch):
     """Not by their log, which cannot be read."""
     raised = broken(monkeypatch, CALLS["reading the log"], ERRORS[0], 10**9)

@@ -5,7 +5,7 @@ import pytest
 from tests.commands import here
 
 CASES = [
-    ("blank", 4, 600, ()),
+    ("blank", 2, 200, ()),
     *(
         pytest.param(template, learners, steps, form, marks=pytest.mark.slow)
         for template, steps in (("blank", 3000), ("blank", 300), ("classifier", 200))

@@ -14,7 +14,7 @@ FACTS = {
 }
 """Fields that no replay can compute, and on which no decision depends."""
 
-SHARE = 40
+SHARE = 80
 """One in so many fields is changed by the fast tests, all by the slow ones."""
 
 
