@@ -18,7 +18,7 @@ from ddloco.monitoring.log_metrics import track_run
 from ddloco.monitoring.metrics import Sink
 from ddloco.monitoring.trackers import close_all, open_trackers
 from ddloco.roles.job_program import JobProgram, program_of
-from ddloco.roles.resume import begins_anew, job_start_point
+from ddloco.roles.resume import job_start_point
 from ddloco.stage.driver.resume import continuing
 from ddloco.stage.files.run_folder import LOSS_FILE, SOURCE, next_folder, open_folder
 from ddloco.stage.files.toml import ConfigError
@@ -116,8 +116,8 @@ def prepare_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
     start_point = job_start_point(
         job, terms.snapshot, folder, trust=terms.trust, fresh_learners=terms.fresh_learners
     )
-    if start_point is not None and (anew := begins_anew(start_point, job)):
-        SafeConsole(stderr=True).print(anew, soft_wrap=True, highlight=False)
+    for said in start_point.notes if start_point is not None else ():
+        SafeConsole(stderr=True, markup=False).print(said, soft_wrap=True, highlight=False)
     open_folder(folder, job, overwrite=terms.overwrite)
     if terms.module:
         keep_sources(folder, {f"{job.job.task.partition(':')[0]}.py": terms.module})

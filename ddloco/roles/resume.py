@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -38,6 +38,7 @@ from ddloco.stage.driver.resume import (
 from ddloco.stage.driver.snapshot_writer import Tensors
 from ddloco.stage.files.faults import SYNCER
 from ddloco.stage.files.run_folder import JOB_FILE
+from ddloco.stage.nodes.incarnation_grants import flat_settings
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor, step_finished
 from ddloco.workers.fragment_store import FragmentStore, StoredFragment, theta_digest
@@ -48,6 +49,12 @@ from transport import Bytes
 
 OWN = "own/state"
 """The handle of a returning learner's state from a snapshot."""
+
+SETTINGS_MAX, UNSET = 8, "not set"
+"""Settings that are named one by one."""
+
+PLACES = ("job.name", "snapshot.", "tape.", "transport.", "chaos.", "launch.")
+"""Settings that say where things are, or what is done to the processes, and not how to train."""
 
 OWN_STATE = "own state"
 """The fact in a tape's header that names this snapshot: place and id."""
@@ -78,10 +85,12 @@ class JobStart(Start):
     Attributes:
         worker: its worker's state after the step that ran at the cut; None if there was none.
         last: the result of the worker's last step; None before the first.
+        then: the settings at the snapshot.
     """
 
     worker: Bytes | None
     last: Last
+    then: Job
 
     async def take_up(self, executor: WorkExecutor, arrays: ArrayTable) -> None:
         """Put all arrays under the handles that the actor's machine knows.
@@ -205,19 +214,19 @@ def load_job_start(job: Job, store: Store, part: Part) -> JobStart:
     """
     start = resume.load_start(store, part, states_for(job, part.who))
     now = _fixed(job)
-    for key, then in _fixed(start.actor.machine.job).items():
-        if then != now[key]:
+    for key, value in _fixed(start.actor.machine.job).items():
+        if value != now[key]:
             raise SnapshotError(
-                f"{store.name}: {part.who} has {key} = {then} there, this job has {now[key]}, "
+                f"{store.name}: {part.who} has {key} = {value} there, this job has {now[key]}, "
                 "which keeps another state; set it as it was"
             )
-    start.actor.machine.job = job
+    then, start.actor.machine.job = start.actor.machine.job, job
     state, digest = start.blobs.get(("worker", STATE)), start.blobs.get(("worker", LAST))
     last = _last(store, digest) if digest is not None else None
     if isinstance(last, rpc.Trained):
         start.results = [step_finished(work, last) for work in steps_under_way(start.actor)]
     worker = store.read_tensors(state)[STATE] if state is not None else None
-    return JobStart(**vars(start), worker=worker, last=last)
+    return JobStart(**vars(start), worker=worker, last=last, then=then)
 
 
 def _fixed(job: Job) -> dict[str, str]:
@@ -365,7 +374,9 @@ def said_start_point(job: Job, said: str, only: str | None = None, *, trust: boo
     """
     place, snapshot = place_said(said)
     check_said(said, place, job.snapshot.place, trust=trust)
-    return checked_start_point(place, snapshot, job, only)
+    found = checked_start_point(place, snapshot, job, only)
+    notes = (begins_anew(found, job) if only is None else "", other_settings(found, job))
+    return replace(found, notes=tuple(filter(None, notes)))
 
 
 def job_start_point(
@@ -408,6 +419,28 @@ def refuse_without_learners(found: JobStartPoint, job: Job) -> None:
         f"{found.place}: {found.snapshot}: {', '.join(lacking)} had left before it, and would "
         f"begin anew with step 1{other}; name another snapshot, or add --fresh-learners"
     )
+
+
+def other_settings(found: JobStartPoint, job: Job) -> str:
+    """A line on the settings that were others at a snapshot, and what holds now; empty if none
+    were."""
+    [start, *_] = [*found.starts.values(), None]
+    if start is None:
+        return ""
+    then, now = flat_settings(start.then.as_plain()), flat_settings(job.as_plain())
+    names = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+    names = [name for name in names if not name.startswith(PLACES)]
+    if not names:
+        return ""
+    said = [f"{n} {now.get(n, UNSET)} (was {then.get(n, UNSET)})" for n in names[:SETTINGS_MAX]]
+    said += [f"{len(names) - SETTINGS_MAX} more"] if len(names) > SETTINGS_MAX else []
+    line = f"goes on from {found.snapshot} with other settings: {', '.join(said)}"
+    if any(name.startswith(("task.", "inner.")) for name in names):
+        line += (
+            "; what the restored state of the optimizer holds, such as a rate of "
+            "optax.inject_hyperparams, stays as it was"
+        )
+    return line
 
 
 def begins_anew(found: JobStartPoint, job: Job) -> str:

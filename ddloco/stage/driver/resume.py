@@ -134,12 +134,14 @@ class StartPoint(Generic[S]):
         place: the folder or URL of the store.
         parts: the manifest entries of all participants.
         starts: the states of the participants that resume here, by incarnation.
+        notes: what whoever continues from it should know first, a line each.
     """
 
     snapshot: str
     place: str
     parts: tuple[Part, ...]
     starts: Mapping[str, S]
+    notes: tuple[str, ...] = ()
 
     @property
     def said(self) -> str:

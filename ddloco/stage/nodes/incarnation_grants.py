@@ -21,7 +21,7 @@ same answer again.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
@@ -157,6 +157,13 @@ decode_described: SideDecoder[Described | Denied | JobOver] = SideDecoder(
 
 def shared_settings(program: Runnable) -> dict[str, str]:
     """The settings that must be equal on all hosts, by name."""
+    flat = flat_settings(program.as_plain())
+    flat.pop("transport.keys", None)  # Each host may have its keys in another folder.
+    return flat
+
+
+def flat_settings(plain: Mapping[str, Any]) -> dict[str, str]:
+    """Settings by name, such as ``sync.interval``, with their values as text."""
     flat: dict[str, str] = {}
 
     def flatten(prefix: str, plain: Any) -> None:
@@ -166,8 +173,7 @@ def shared_settings(program: Runnable) -> dict[str, str]:
         else:
             flat[prefix] = msgspec.json.encode(plain).decode()[:200]
 
-    flatten("", program.as_plain())
-    flat.pop("transport.keys", None)  # Each host may have its keys in another folder.
+    flatten("", plain)
     return flat
 
 

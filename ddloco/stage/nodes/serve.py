@@ -206,6 +206,8 @@ async def _act(
             await _dial_others(program, endpoint, addresses, incarnation)
             ended = partial(end_at, addresses[program.lead], program.id)
             terms = replace(terms, beside=(*terms.beside, partial(stop_when_ended, ended)))
+        for said in start_point.notes if start_point is not None else ():
+            SafeConsole(stderr=True, markup=False).print(said, soft_wrap=True)
         if listens:
             terms.listening(write_address(folder, name, address, terms.advertise))
         hosted, granting = await _hosted(

@@ -21,6 +21,7 @@ from ddloco.roles.resume import (
     begins_anew,
     checked_start_point,
     job_start_point,
+    other_settings,
     place_said,
     plan_difference,
     read_job_start_point,
@@ -481,3 +482,21 @@ def test_a_snapshot_without_learners_is_refused(place):
     assert "learner-1: not in" in begins_anew(found(WHO), job)
     assert begins_anew(found(WHO), job).endswith("with another learner's state")
     assert not begins_anew(found(WHO), job_from({"job": {"task": "x:y", "learners": 1}}, "test"))
+
+
+def test_settings_that_are_others_are_listed(place):
+    """With what holds now; those that say only where something is are not, nor equal ones."""
+    place.whole()
+    plain = JOB.as_plain()
+
+    def line(**tables):
+        job = job_from({**plain, **tables}, "test")
+        return other_settings(read_job_start_point(place.folder, f"{WHO}:7", job), job)
+
+    assert line() == ""
+    assert line(tape={"level": "headers"}, job={**plain["job"], "name": "another"}) == ""
+    more = line(job={**plain["job"], "steps": 7777}, task={"lr": 0.5})
+    was = JOB.job.steps
+    assert f"with other settings: job.steps 7777 (was {was}), task.lr 0.5 (was not set);" in more
+    assert "restored state of the optimizer" in more
+    assert "optimizer" not in line(job={**plain["job"], "steps": 7777})
