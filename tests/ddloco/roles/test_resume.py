@@ -250,7 +250,7 @@ def test_what_is_missing_is_one_line(place):
 def test_another_version_is_named(place):
     """Whatever cannot be read back names its blob, and what may be the matter."""
     place.commit(place.piece("state", b"other"), place.piece("flight", write_state([])))
-    with pytest.raises(SnapshotError, match=f"of {WHO}.*another version of ddloco") as error:
+    with pytest.raises(SnapshotError, match=f"of {WHO}.*may be of other code") as error:
         read_job_start_point(place.folder, f"{WHO}:7", JOB)
     assert "\n" not in str(error.value)
 
@@ -333,7 +333,7 @@ def test_how_stale_contributions_may_be_is_that_of_now():
     machine = Syncer(JOB)
     machine.handle(0.0, Started("syncer.1", LEAVES))
     machine.handle(0.0, Recovered(1, ()))
-    start = JobStart(None, new_actor("syncer.1", machine), {}, [], {}, {}, (), None, None)
+    start = JobStart(None, new_actor("syncer.1", machine), {}, [], {}, {}, (), None, None, JOB)
     assert -JOB.sync.lag == machine.rounds.oldest(0)
     start.adopt(now, PLAN)
     assert -3 * now.sync.interval == machine.rounds.oldest(0)
@@ -494,7 +494,7 @@ def test_settings_that_are_others_are_listed(place):
         return other_settings(read_job_start_point(place.folder, f"{WHO}:7", job), job)
 
     assert line() == ""
-    assert line(tape={"level": "headers"}, job={**plain["job"], "name": "another"}) == ""
+    assert line(tape={"level": "off"}, job={**plain["job"], "name": "another"}) == ""
     more = line(job={**plain["job"], "steps": 7777}, task={"lr": 0.5})
     was = JOB.job.steps
     assert f"with other settings: job.steps 7777 (was {was}), task.lr 0.5 (was not set);" in more
