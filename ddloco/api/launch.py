@@ -117,7 +117,7 @@ def prepare_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
         job, terms.snapshot, folder, trust=terms.trust, fresh_learners=terms.fresh_learners
     )
     for said in start_point.notes if start_point is not None else ():
-        SafeConsole(stderr=True, markup=False).print(said, soft_wrap=True, highlight=False)
+        SafeConsole(stderr=True).print(said, soft_wrap=True, highlight=False)
     open_folder(folder, job, overwrite=terms.overwrite)
     if terms.module:
         keep_sources(folder, {f"{job.job.task.partition(':')[0]}.py": terms.module})

@@ -24,7 +24,7 @@ from ddloco.stage.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import NamedError, in_one_line
 from ddloco.stage.process.process_pool import ProcessLostError
-from ddloco.stage.process.terminal import one_line
+from ddloco.stage.process.terminal import one_line, quoted
 from ddloco.workers.run_identity import versions_here
 from replay import Divergence, TapeError
 from snapshot import SnapshotError, StorageError
@@ -144,7 +144,8 @@ def bundle(given: argparse.Namespace) -> int:
         if path.is_dir():
             to = given.to or Path(f"{path.resolve().name}{SUFFIX}")
             write_bundle(path, to, redact=given.redact)
-            print(f"{to}: {to.stat().st_size / 2**20:.1f} MiB; open it with: ddloco bundle {to}")
+            opened = quoted(["ddloco", "bundle", to])
+            print(f"{to}: {to.stat().st_size / 2**20:.1f} MiB; open it with: {opened}")
             return HELD
         if not path.exists():
             return complain(f"{path}: no such folder or bundle")
@@ -157,10 +158,10 @@ def bundle(given: argparse.Namespace) -> int:
         print(f"differs from the recording: {one_line(difference)}")
     if about.task and (folder / SOURCE).is_dir():
         print(f"its task is {about.task}; read {folder / SOURCE} before you let it run")
-        print(f"replay it with: cd {folder / SOURCE} && ddloco replay .. --trust")
+        print(f"replay it with: {quoted(['cd', folder / SOURCE])} && ddloco replay .. --trust")
     else:
-        more = f" --task {about.task}" if about.task else ""
-        print(f"replay it with: ddloco replay {folder}{more}")
+        more = ["--task", about.task] if about.task else []
+        print(f"replay it with: {quoted(['ddloco', 'replay', folder, *more])}")
     return HELD
 
 

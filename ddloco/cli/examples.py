@@ -15,6 +15,7 @@ from ddloco.job.config import LEARNERS
 from ddloco.stage.files.run_folder import make_folder
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import HELD
+from ddloco.stage.process.terminal import quoted
 
 EXAMPLES = "examples"
 """The folder's name in a checkout, in the installed package, and in the copy: tasks are named
@@ -152,8 +153,8 @@ def init(given: argparse.Namespace) -> int:
         print(f"wrote {path}")
     for path in left:
         print(f"{path} exists and was not changed")
-    there = given.folder != Path()
-    print("run it with: " + (f"cd {given.folder} && " if there else "") + "ddloco run job.toml")
+    there = f"{quoted(['cd', given.folder])} && " if given.folder != Path() else ""
+    print(f"run it with: {there}ddloco run job.toml")
     return HELD
 
 

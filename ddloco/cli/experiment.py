@@ -53,7 +53,7 @@ def _run_all(
     experiment: Experiment, todo: Sequence[Cell], given: argparse.Namespace
 ) -> list[CellResult]:
     """Run the cells that have no result yet, some side by side; prints a line for each."""
-    console = SafeConsole(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    console = SafeConsole(stderr=True, soft_wrap=True, highlight=False)
     done: dict[Path, CellResult] = {}
     for cell in todo:
         known, changes = cell.known(experiment)

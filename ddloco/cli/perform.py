@@ -32,6 +32,7 @@ from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import NamedError
 from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.signals import stop_on_signal
+from ddloco.stage.process.terminal import quoted
 from ddloco.stage.programs.program import LoadedProgram, find_programs, load_program
 from snapshot import SnapshotError, StorageError, Store
 
@@ -273,7 +274,7 @@ def _conclude(folder: Path, finishes: Mapping[str, Finish], *, with_parent: bool
         say(f"{incarnation} {finish.status}: {finish.reason}")
         if with_parent and finish.status in ("failed", "bad-input"):
             complain(finish.reason)  # The parent process tells it.
-    say(f"replay it with: ddloco replay {folder}")
+    say(f"replay it with: {quoted(['ddloco', 'replay', folder])}")
     statuses = {each.status for each in finishes.values()}
     if statuses & {"failed", "bad-input"}:
         return FOUND

@@ -55,7 +55,7 @@ def replay(given: argparse.Namespace) -> int:
     kind, _, merge = given.until.partition(":")
     if given.without and not (kind == "merge" and merge.isdecimal()):
         return complain("--without: wants --until merge:T, the merge that is computed again")
-    console = SafeConsole(stderr=True, markup=False)
+    console = SafeConsole(stderr=True)
     # Shown only once the replay begins, and only on terminals: otherwise it would print an empty
     # line next to an error message.
     hidden = given.pdb or not console.is_terminal

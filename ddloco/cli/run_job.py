@@ -31,6 +31,7 @@ from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.signals import stop_on_signal
+from ddloco.stage.process.terminal import quoted
 from ddloco.workers.executor import MODEL_FILE, WorkerRequestError
 from ddloco.workers.process import WorkerDiedError
 from ddloco.workers.task import TaskError
@@ -96,7 +97,7 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
             )
             if driven.overridden:
                 said = settings_in_words(driven.overridden)
-                console.print(f"the schedule decides: {said}", soft_wrap=True, markup=False)
+                console.print(f"the schedule decides: {said}", soft_wrap=True)
             update(total=driven.total)
             trio.run(driven.run)
     except (TapeError, WorkerRequestError) as error:
@@ -129,8 +130,8 @@ def _run_job(given: argparse.Namespace, cluster: JobActors, sinks: list[Sink]) -
         folder, snapshot = ended.cluster.folder, ended.cluster.program.snapshot
         console.print("all actors have left in good order, before the job's end", soft_wrap=True)
         if snapshot.place or (folder / SNAPSHOTS).is_dir():
-            said = f"go on from its newest snapshot with: ddloco run {given.job} --from {folder}"
-            console.print(said, soft_wrap=True)
+            again = quoted(["ddloco", "run", given.job, "--from", folder])
+            console.print(f"go on from its newest snapshot with: {again}", soft_wrap=True)
         return AGAIN
     code = _conclude(ended, partial(console.print, soft_wrap=True))
     return AGAIN if terminated and code == HELD else code
@@ -177,8 +178,9 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
         say(f"losses {folder / LOSS_FILE}")
     if not any((folder / TAPES).glob(f"*{SUFFIX}")):
         return HELD  # Without tapes there is nothing to replay or to ask.
-    say(f"replay it with: ddloco replay {folder}")
-    say(f"look at it with: ddloco report {folder}")
+    say(f"replay it with: {quoted(['ddloco', 'replay', folder])}")
+    say(f"look at it with: {quoted(['ddloco', 'report', folder])}")
     if result["merges"]:
-        say(f"ask about a merge with: ddloco why {folder} merge {result['t']}")
+        asked = quoted(["ddloco", "why", folder, "merge", result["t"]])
+        say(f"ask about a merge with: {asked}")
     return HELD

@@ -158,7 +158,7 @@ def _rank(given: argparse.Namespace, job: Job) -> Rank | None:
 
 
 def _warn(said: str) -> None:
-    SafeConsole(stderr=True, markup=False).print(f"warning: {said}", soft_wrap=True)
+    SafeConsole(stderr=True).print(f"warning: {said}", soft_wrap=True)
 
 
 def _terms(given: argparse.Namespace) -> Terms:

@@ -7,7 +7,6 @@ clock. Actors of which the event knew nothing are left out.
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
 
 from clocks import actor_of, number_of
@@ -69,8 +68,8 @@ class ClusterStatus(Struct, frozen=True):
     def picture(self) -> Group:
         """Return it as people read it: each syncer as in the live status, then the learners; of any
         other actor the links, the work and the state."""
-        title = f"[bold]{escape(self.event)}[/bold]: {escape(self.what)}"
-        missing = [f"gap: {escape(each)}" for each in self.missing]
+        title = f"{self.event}: {self.what}"
+        missing = [f"gap: {each}" for each in self.missing]
         shown = [*map(picture, self.syncers), *map(actor_picture, self.actors)]
         return Group(title, *missing, *shown, *([self._table()] if self.learners else []))
 
@@ -81,7 +80,7 @@ class ClusterStatus(Struct, frozen=True):
             step_s = seconds(each.step_s) if each.step_s is not None else "-"
             span = f"{min(each.versions)} to {max(each.versions)}" if each.versions else "-"
             row = (each.learner, each.event, str(each.step), step_s, span, each.state)
-            table.add_row(*map(escape, row))
+            table.add_row(*row)
         return table
 
 

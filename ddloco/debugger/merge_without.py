@@ -20,6 +20,7 @@ from ddloco.job.protocol.work import FragmentMerged, MergeFragment
 from ddloco.replayer.job_executor import JobExecutor
 from ddloco.stage.arrays.array_table import F32
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.terminal import quoted
 
 
 class TensorChange(Struct, frozen=True):
@@ -120,9 +121,10 @@ def merge_without(
     summed = {each.learner: each.relay for each in merge.contributions if each.relay}
     for name in left_out:
         if name in summed:
+            words = ["ddloco", "run", "--schedule", run.path, "--without", actor_of(name)]
             raise ConfigError(
                 f"--without {name}: merge {t} has it in the sum of {summed[name]}, from which it "
-                f"cannot be taken; use ddloco run --schedule {run.path} --without {actor_of(name)}"
+                f"cannot be taken; use {quoted(words)}"
             )
     if len(left_out) == len(names):
         everyone = " and ".join(names)

@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from ddloco.engines.orders import EngineJob, quoted
+from ddloco.engines.orders import EngineJob
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.terminal import quoted
 
 SUBMIT = ("kubectl", "apply", "--filename=-")
 """What reads the text of a launch and submits it."""

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from ddloco.engines.orders import EngineJob, quoted
+from ddloco.engines.orders import EngineJob
 from ddloco.stage.files.run_folder import address_file
+from ddloco.stage.process.terminal import quoted
 
 SUBMIT = ("bash", "-s")
 """What reads the text and runs it, until all that it started has ended."""

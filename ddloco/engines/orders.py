@@ -1,6 +1,5 @@
 """What an engine is asked to start: the actors of a job, where they run, and what they are told."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +71,3 @@ def check_count(option: str, count: int, job: Job) -> None:
     """
     if not 1 <= count <= job.job.learners:
         raise ConfigError(f"{option} {count}: want 1 to {job.job.learners}, which is job.learners")
-
-
-def quoted(words: Sequence[str]) -> str:
-    """Words as a shell reads them."""
-    return " ".join(shlex.quote(each) for each in words)

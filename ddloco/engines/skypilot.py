@@ -3,9 +3,10 @@
 import json
 from typing import Any
 
-from ddloco.engines.orders import EngineJob, quoted
+from ddloco.engines.orders import EngineJob
 from ddloco.stage.files.run_folder import address_file
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.terminal import quoted
 from snapshot.storage import is_url
 
 SUBMIT = ("bash", "-s")

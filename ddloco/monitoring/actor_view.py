@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ddloco.monitoring.status_view import seconds
 from ddloco.stage.actors.status import ActorStatus
@@ -12,27 +12,25 @@ from ddloco.stage.actors.status import ActorStatus
 
 def actor_picture(status: ActorStatus) -> Group:
     """The whole display of one actor: where it is, its links, what it does, and its state."""
-    lines = [_header(status)]
+    lines: list[str | Text] = [_header(status)]
     if status.problem:
-        lines.append(f"[red]{escape(status.problem)}[/red]")
+        lines.append(Text(status.problem, "red"))
     if status.error:
-        lines.append(f"[red]last error: {escape(status.error)}[/red]")
-    lines += [
-        f"{escape(who)}: {count} messages refused" for who, count in status.refused_frames.items()
-    ]
+        lines.append(Text(f"last error: {status.error}", "red"))
+    lines += [f"{who}: {count} messages refused" for who, count in status.refused_frames.items()]
     work = ", ".join(status.work) or "none"
     timers = ", ".join(f"{name} in {seconds(due_s)}" for name, due_s in status.timers.items())
-    lines.append(escape(f"work under way: {work}; timers: {timers or 'none'}"))
+    lines.append(f"work under way: {work}; timers: {timers or 'none'}")
     state = Table("field", "value")
     for name, text in status.state.items():
-        state.add_row(escape(name), escape(text))
+        state.add_row(name, text)
     return Group(*lines, *_links(status), state)
 
 
 def _header(status: ActorStatus) -> str:
-    said = f"[bold]{escape(status.incarnation)}[/bold]"
-    said += f" of {escape(status.name)}" if status.name else ""
-    said += f" at {escape(status.address)}: {status.events:,} events, {status.arrays} arrays"
+    said = status.incarnation
+    said += f" of {status.name}" if status.name else ""
+    said += f" at {status.address}: {status.events:,} events, {status.arrays} arrays"
     said += f", up {seconds(status.uptime_s)}"
     said += f", {status.queue} events waiting" if status.queue is not None else ""
     if status.sent_bytes is None or status.received_bytes is None:
@@ -46,5 +44,5 @@ def _links(status: ActorStatus) -> Sequence[Table | str]:
         return ["no links"]
     table = Table("linked with", "its newest event heard of", "messages waiting")
     for each in status.linked:
-        table.add_row(escape(each.peer), str(each.heard), str(each.waiting))
+        table.add_row(each.peer, str(each.heard), str(each.waiting))
     return [table]

@@ -12,9 +12,9 @@ from typing import Any
 import trio
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from ddloco.job.config import Job
 from ddloco.job.protocol.status import Numbers
@@ -245,7 +245,7 @@ class Board:
         """Two tables: the learners, and the syncer with its fragments."""
         views = self.learners.values()
         names = list(dict.fromkeys(name for view in views for name in view.metrics))[:COLUMNS_MAX]
-        columns = ("learner", "state", "step", "loss", "so far", *map(escape, names), "tokens/s")
+        columns = ("learner", "state", "step", "loss", "so far", *names, "tokens/s")
         learners = Table(*columns, expand=True)
         for name, view in self.learners.items():
             loss = f"{view.loss:.4f}" if view.loss is not None else "-"
@@ -260,7 +260,7 @@ class Board:
         quorum = f"{self.job.sync.quorum} of {self.job.job.learners}"
         syncer.add_row(quorum, grace, self.counts(), goodput, f"{self.merges:,}")
         fragments = "  ".join(f"{p}:{t}" for p, t in sorted(self.fragments.items()))
-        notes = [f"[yellow]{escape(trouble)}[/yellow]" for trouble in self.troubles]
+        notes = [Text(trouble, "yellow") for trouble in self.troubles]
         return Group(learners, syncer, f"fragment:global step  {fragments}", *notes)
 
 
@@ -271,7 +271,7 @@ async def show_live(folder: Path, board: Board, console: Console, done: trio.Eve
         await _show_lines(board, tail, console, done)
         return
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
         TextColumn("{task.percentage:.0f} %"),
         TimeRemainingColumn(),
@@ -300,7 +300,7 @@ async def _show_lines(board: Board, tail: LogTail, console: Console, done: trio.
         for line in tail.new_lines():
             board.take(line)
         for said in board.news:
-            console.print(said, soft_wrap=True, highlight=False, markup=False)
+            console.print(said, soft_wrap=True, highlight=False)
         board.news.clear()
         line, now = board.line(), trio.current_time()
         if line != shown or now - said_at >= SAME_LINE_S:
@@ -336,4 +336,4 @@ def _say(console: Console, line: dict[str, Any]) -> None:
     fields = {key: value for key, value in line.items() if key not in ("event", "actor", "at")}
     said = "  ".join(f"{key} {value}" for key, value in fields.items())
     text = f"{line['at']:8.1f} s  {line['actor']}  {line['event']}  {said}"
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    console.print(text, soft_wrap=True, highlight=False)

@@ -3,48 +3,50 @@
 from collections.abc import Sequence
 
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ddloco.job.protocol.status import MemberStatus, Numbers, Status, SyncInFlight, WaitingSync
 
 
 def picture(status: Status) -> Group:
     """The whole display: the job, a table of members, syncs in progress, and what they wait for."""
-    lines = [header(status), counts(status), f"learners' time: {time_in_words(status)}"]
+    lines: list[str | Text] = [
+        header(status),
+        counts(status),
+        f"learners' time: {time_in_words(status)}",
+    ]
     if interval := interval_in_words(status, status.interval):
         lines.append(interval)
     if status.standstill:
-        lines.append(f"[red]{escape(status.standstill)}[/red]")
+        lines.append(Text(status.standstill, "red"))
     if status.problem:
-        lines.append(f"[red]{escape(status.problem)}[/red]")
+        lines.append(Text(status.problem, "red"))
     shown = first_to_look_at(status.members)
-    lines += [f"[red]{escape(f'{who} {said}')}[/red]" for who, said in status.disregarded.items()]
+    lines += [Text(f"{who} {said}", "red") for who, said in status.disregarded.items()]
     table: list[Table | str] = [members(shown)] if shown else []
     if len(shown) < len(status.members):
         table.append(f"and {len(status.members) - len(shown)} more learners; --json shows all")
-    syncs = [escape(sync_in_words(sync)) for sync in status.in_flight]
-    waits = [escape(line) for line in waits_in_words(status.waiting)] if status.waiting else []
+    syncs = [sync_in_words(sync) for sync in status.in_flight]
+    waits = list(waits_in_words(status.waiting)) if status.waiting else []
     doubts = [
-        escape(f"{each.learner}: {each.refused} refused, the last: {each.refused_for}")
+        f"{each.learner}: {each.refused} refused, the last: {each.refused_for}"
         for each in status.members
         if each.refused_for
     ]
     stops = [
-        escape(f"{each.learner}: was stopped for {seconds(each.stopped_s)} in its steps")
+        f"{each.learner}: was stopped for {seconds(each.stopped_s)} in its steps"
         for each in status.members
         if each.stopped_s
     ]
-    refused = [
-        f"{escape(who)}: {count} messages refused" for who, count in status.refused_frames.items()
-    ]
+    refused = [f"{who}: {count} messages refused" for who, count in status.refused_frames.items()]
     returns = [
-        f"{escape(each.learner)}: waits for the state of {escape(each.donor)}, since "
+        f"{each.learner}: waits for the state of {each.donor}, since "
         f"{seconds(each.since_s)}, {_until(each.until_s)}"
         for each in status.recovering
     ]
     relays = [
-        escape(f"{relay}: reaches {_names(learners) if learners else 'no learner'}")
+        f"{relay}: reaches {_names(learners) if learners else 'no learner'}"
         for relay, learners in status.relays.items()
     ]
     return Group(*lines, *table, *syncs, *waits, *returns, *relays, *stops, *doubts, *refused)
@@ -52,7 +54,7 @@ def picture(status: Status) -> Group:
 
 def header(status: Status) -> str:
     """Job, progress and times, on one line."""
-    said = [f"[bold]{escape(status.name or status.job)}[/bold] at {escape(status.address)}"]
+    said = [f"{status.name or status.job} at {status.address}"]
     if status.t is not None:
         ends = f"/{status.steps}" if status.tokens is None else ""
         said.append(f"global step {min(status.t, status.steps or status.t)}{ends}")
@@ -72,7 +74,7 @@ def counts(status: Status) -> str:
     live, part, averaged = ("-" if number is None else number for number in numbers)
     said = f"learners: {live} live / {part} taking part / {averaged} averaged"
     tape = f"{status.tape_bytes / 2**20:.1f} MiB" if status.tape_bytes is not None else "no"
-    lines = f"{said}  {escape(status.incarnation)}: {status.events:,} events, {tape} tape"
+    lines = f"{said}  {status.incarnation}: {status.events:,} events, {tape} tape"
     if status.sent_bytes is None or status.received_bytes is None:
         return lines
     sent, received = (f"{n / 2**20:.1f} MiB" for n in (status.sent_bytes, status.received_bytes))
@@ -142,7 +144,7 @@ def members(shown: Sequence[MemberStatus]) -> Table:
     """A table with a row for each learner."""
     names = list(dict.fromkeys(name for each in shown for name in each.metrics))
     numbers = ("loss", *names[:COLUMNS_MAX], "tokens/s")
-    columns = ("learner", "step", "step time", *map(escape, numbers), "last contact", "state")
+    columns = ("learner", "step", "step time", *numbers, "last contact", "state")
     has_data = any(each.data_shards for each in shown)
     table = Table(*columns, "refused", *(("data shards",) if has_data else ()))
     for each in shown:
@@ -153,7 +155,7 @@ def members(shown: Sequence[MemberStatus]) -> Table:
         rate = f"{each.tokens_per_s:,.0f}" if each.tokens_per_s is not None else "-"
         row = (each.learner, str(each.step), step_s, *found, rate, heard, each.state)
         row = (*row, str(each.refused), *((ranges(each.data_shards),) if has_data else ()))
-        table.add_row(*map(escape, row), style="yellow" if each.silent else None)
+        table.add_row(*row, style="yellow" if each.silent else None)
     return table
 
 

@@ -24,6 +24,7 @@ from ddloco.simulation.sweep import sweep
 from ddloco.stage.files.run_folder import next_folder
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.terminal import quoted
 from replay import Divergence
 
 T = TypeVar("T")
@@ -167,7 +168,8 @@ def with_bar(
     """
     if jobs < 0:
         raise ConfigError(f"--jobs {jobs}: a number of processes, or 0 for one per core")
-    columns = TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    named = TextColumn(name, markup=False)
+    columns = named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     quiet = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task(name, total=len(works))
@@ -270,9 +272,9 @@ def _report_broken(console: Console, path: Path, given: argparse.Namespace, row:
         overrides, without = tuple(given.overrides), tuple(given.without)
         case, scenario = chosen(path, overrides, without, row.case)[0]
         run_case(case, scenario, row.seed, folder)
-    options = "".join(f" --set {each}" for each in given.overrides)
-    options += "".join(f" --without {each}" for each in given.without)
-    again = f"ddloco simulate {given.scenario} --case '{row.case}' --seed {row.seed}{options}"
+    words = ["ddloco", "simulate", given.scenario, "--case", row.case, "--seed", row.seed]
+    words += [word for each in given.overrides for word in ("--set", each)]
+    again = quoted([*words, *(word for each in given.without for word in ("--without", each))])
     console.print(f"{row.case}, seed {row.seed}: {row.violation}", soft_wrap=True, highlight=False)
     console.print(f"  again: {again}\n  tapes: {folder}", soft_wrap=True, highlight=False)
 

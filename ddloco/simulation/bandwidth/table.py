@@ -65,7 +65,7 @@ def bandwidth(given: argparse.Namespace) -> int:
             given.svg.write_text(svg(setting), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--svg {given.svg}: {error.strerror}") from None
-    console = SafeConsole(width=WIDTH, highlight=False, markup=False, soft_wrap=True)
+    console = SafeConsole(width=WIDTH, highlight=False, soft_wrap=True)
     if given.json:
         console.print(json.dumps(as_dict(setting), indent=2))
         return 0

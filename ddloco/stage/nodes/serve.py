@@ -165,7 +165,7 @@ async def _mirrored(mirror: PlaceMirror, lease: Lease, terms: Terms) -> Terms:
     if lease.elsewhere:
         brought = await trio.to_thread.run_sync(mirror.bring)
         said = f"{len(brought)} files of the last holder were brought from {terms.lease}"
-        SafeConsole(stderr=True, markup=False).print(said, soft_wrap=True)
+        SafeConsole(stderr=True).print(said, soft_wrap=True)
 
     async def copy(hosted: HostedActor) -> None:
         hosted.copies_at_once = mirror.copy_soon
@@ -207,7 +207,7 @@ async def _act(
             ended = partial(end_at, addresses[program.lead], program.id)
             terms = replace(terms, beside=(*terms.beside, partial(stop_when_ended, ended)))
         for said in start_point.notes if start_point is not None else ():
-            SafeConsole(stderr=True, markup=False).print(said, soft_wrap=True)
+            SafeConsole(stderr=True).print(said, soft_wrap=True)
         if listens:
             terms.listening(write_address(folder, name, address, terms.advertise))
         hosted, granting = await _hosted(
@@ -249,7 +249,7 @@ def _note_followed(folder: Path, links: Links[Any]) -> None:
 
 async def _succeed(name: str, lease: Lease, terms: Terms) -> Granted | Finish:
     """Return once the predecessor acts no more, or how this process ends before."""
-    console, told = SafeConsole(stderr=True, markup=False), ""
+    console, told = SafeConsole(stderr=True), ""
     look = partial(lease.look, standby=terms.standby)
 
     async def succeed() -> Granted:
@@ -353,7 +353,7 @@ async def _tell_the_lost(
     if not lost or terms.with_parent:
         return
     said = f"{finish.status}: {finish.reason}; stays {TELL_S:g} s for those who were lost"
-    console = SafeConsole(stderr=True, markup=False)
+    console = SafeConsole(stderr=True)
     console.print(f"{said}: {', '.join(lost)}", soft_wrap=True, highlight=False)
 
     async def tell() -> Granted:
@@ -412,9 +412,7 @@ async def _number(
         return answer
     refuse_unshared(program, folder)
     if answer.warning:
-        SafeConsole(stderr=True, markup=False).print(
-            f"warning: {one_line(answer.warning)}", soft_wrap=True
-        )
+        SafeConsole(stderr=True).print(f"warning: {one_line(answer.warning)}", soft_wrap=True)
     if exact and answer.number != exact:
         start_point = None  # It has gone on from there before, elsewhere.
     return f"{name}.{answer.number}", start_point
@@ -490,7 +488,7 @@ async def unless_left(
 
 
 def _not_told(what: str, why: str) -> None:
-    console = SafeConsole(stderr=True, markup=False)
+    console = SafeConsole(stderr=True)
     console.print(f"{what} is not told any more: {why}", soft_wrap=True)
 
 

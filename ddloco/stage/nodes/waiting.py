@@ -65,7 +65,7 @@ class Wait:
 
     async def tell(self, *, on_screen: bool = True) -> None:
         """Say for whom it waits, until cancelled."""
-        console = SafeConsole(stderr=True, markup=False)
+        console = SafeConsole(stderr=True)
 
         def say(missing: str, since_s: float) -> None:
             if on_screen:

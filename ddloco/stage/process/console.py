@@ -1,7 +1,7 @@
 """The console on which commands draw: tables, colours, and displays that stay in place."""
 
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -10,8 +10,12 @@ from ddloco.stage.process.terminal import Escaping, escaped
 
 
 class SafeConsole(Console):
-    """A console whose texts have no control characters, while what rich itself draws with, which
-    are colours and movements of the cursor, reaches the terminal."""
+    """A console whose texts are only text: brackets and colons in them are no markup, and control
+    characters are escaped. What rich itself draws with, which are colours and movements of the
+    cursor, reaches the terminal. What is to have a colour is a ``rich.text.Text``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -8,9 +8,11 @@ itself draws, in colours and on one place of the screen, goes through ``console`
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 CONTROL = re.compile(
@@ -25,6 +27,12 @@ def escaped(text: str) -> str:
     if text.isprintable():
         return text
     return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def quoted(words: Iterable[object]) -> str:
+    """Words as a shell reads them; a path that begins with a dash is no option."""
+    texts = (f"./{w}" if isinstance(w, Path) and str(w)[0] == "-" else str(w) for w in words)
+    return " ".join(map(shlex.quote, texts))
 
 
 def one_line(text: object) -> str:

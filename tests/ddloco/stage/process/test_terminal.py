@@ -3,10 +3,13 @@
 import io
 import json
 import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +23,7 @@ from ddloco.stage.process.terminal import (
     let_go,
     one_line,
     outlive_readers,
+    quoted,
 )
 
 HOSTILE = "a\x1b[2J\rb\x9b2Jc\u202ed\x07\x00\ud800"
@@ -66,7 +70,7 @@ def drawn(**options):
     table = Table(title=Text(HOSTILE))
     table.add_column(HOSTILE)
     table.add_row(Text(HOSTILE, style="red"))
-    console.print(HOSTILE, markup=False)
+    console.print(HOSTILE)
     console.print(table)
     with Live(console=console, auto_refresh=False) as live:
         live.update(Text(HOSTILE, style="green"), refresh=True)
@@ -86,6 +90,49 @@ def test_what_a_console_draws_is_escaped_and_its_colours_stay():
 def test_a_console_that_is_no_terminal_writes_text_alone():
     """Neither colours nor control characters."""
     assert not CONTROL.search(drawn())
+
+
+TEXTS = (
+    *(
+        "[/",
+        "[/data/x.npy]",
+        "out[lr=0.1]",
+        "[red]",
+        "[/red]",
+        "[bold",
+        "]",
+        "[link=x]",
+        "[@click]",
+    ),
+    *("\\[", ":smile:", "a b", "it's", 'say "x"', "$HOME", "`id`", "$(id)", "; ls", "&& x", "-rf"),
+    *("*", "~", "#1", "END_OF_SCRIPT", "é", "a=b", "{x}", "<b>", "%s"),
+)
+"""What folders, errors and settings of people have in them."""
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_is_only_text(text):
+    """Brackets are no markup and colons no pictures: in a line, a table, a title, a progress."""
+    stream = io.StringIO()
+    console = SafeConsole(file=stream, width=120)
+    table = Table(text, title=text)
+    table.add_row(text)
+    console.print(text)
+    console.print(Group(text, table))
+    assert stream.getvalue().count(text) == 5
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_command_that_is_suggested_can_be_pasted(text):
+    """A shell reads each word as it was, and a path is never an option."""
+    said = subprocess.check_output(["bash", "-c", f"printf %s {quoted([text])}"], text=True)
+    assert said == text
+    words = quoted(["ddloco", "replay", Path(text)])
+    assert shlex.split(words) == [
+        "ddloco",
+        "replay",
+        f"./{text}" if text[0] == "-" else str(Path(text)),
+    ]
 
 
 def test_all_consoles_are_such():
