@@ -1,5 +1,6 @@
 """A job on Slurm: a bash script that submits one Slurm job per syncer, and an array of learners."""
 
+import secrets
 from collections.abc import Sequence
 
 from ddloco.engines.orders import EngineJob
@@ -151,8 +152,10 @@ def _learners(order: EngineJob, first: int, count: int) -> str:
     command = ["ddloco", "learner", str(order.file), *order.sets, "--join", "--connect"]
     command += [_address(order, each) for each in order.job.syncer_names()]
     if order.job.tape.ship:
-        # A disk of the node is fast, and empty on another node; tapes travel to the syncer.
-        where = '"${TMPDIR:-/tmp}/ddloco-$SLURM_ARRAY_JOB_ID/$name"'
+        # A disk of the node is fast, and empty on another node; tapes travel to the syncer. Nobody
+        # else can foretell the name.
+        own = secrets.token_hex(8)
+        where = f'"${{TMPDIR:-/tmp}}/ddloco-$SLURM_ARRAY_JOB_ID-{own}/$name"'
     else:
         where = quoted([str(order.folder)])
     return _script(

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ddloco.stage.files.run_folder import address_file
+from ddloco.stage.files.run_folder import address_file, make_folder
 
 FINAL = (0, 1, 2)
 """Exit codes after which a process is not started again: done, failed, bad input."""
@@ -88,9 +88,9 @@ class Keeper:
         context = self._ray.get_runtime_context()
         own = Path(tempfile.gettempdir()) / f"ddloco-{errand.mark}" / context.get_node_id()[:12]
         self._folder = Path(errand.folder) if errand.folder else own / errand.name
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         self._files = own / f"{errand.name}.known"
-        self._files.mkdir(parents=True, exist_ok=True)
+        make_folder(self._files)
         self._node = self._ray.util.get_node_ip_address()
         self._child: subprocess.Popen[bytes] | None = None
         self._leaving = False

@@ -16,8 +16,8 @@ FOR_ACTOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MEETING = "meeting"
 """What a worker tells its actor that waits for the other ranks, and again when they have met."""
 
-FORK_BYTES_MAX = 65536
-"""The size of one request: a name, three paths, and the names of up to 500 modules."""
+FORK_BYTES_MAX = 2**17
+"""The size of one request: a name, three paths, and names and digests of up to 500 modules."""
 
 FORK_FDS_MAX = 10
 """Descriptors of one request: the two sockets, the three standard streams, and an arena's files."""

@@ -4,6 +4,7 @@ They are kept in the run folder (``RUN/source``), so that a changed line can be 
 """
 
 import difflib
+import hashlib
 import importlib.util
 import os
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from ddloco.stage.files.run_folder import SOURCE
 from ddloco.stage.files.toml import ConfigError, refused
 from ddloco.stage.files.trust import is_own_source, leave_source
-from ddloco.stage.process.entry_point import PACKAGES, KeptModules, pinned_file
+from ddloco.stage.process.entry_point import PACKAGES, KeptModules, pinned_file, pinned_name
 
 FILES_MAX = 500
 FILE_BYTES_MAX = 2**20
@@ -168,11 +169,17 @@ def kept_modules(run_folder: Path, task: str) -> KeptModules | None:
     root = run_folder / SOURCE
     pinned = pinned_file(root, task)
     if pinned is not None:
-        return KeptModules(str(root.resolve()), (pinned.name,))
+        text = pinned.read_text()
+        return _kept(root, {pinned.name: text}) if pinned_name(text) == pinned.stem else None
     kept = kept_sources(run_folder)
     if not kept or not is_own_source(run_folder, kept):
         return None
-    return KeptModules(str(root.resolve()), tuple(kept))
+    return _kept(root, kept)
+
+
+def _kept(root: Path, texts: Mapping[str, str]) -> KeptModules:
+    digests = {name: hashlib.sha256(text.encode()).digest() for name, text in texts.items()}
+    return KeptModules(str(root.resolve()), digests)
 
 
 def keeps_module(run_folder: Path, module: str) -> bool:

@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -109,14 +110,44 @@ def open_folder(folder: Path, job: Plain, *, overwrite: bool = False, join: bool
     return folder
 
 
+def is_for_all(folder: Path) -> bool:
+    """Whether everybody on this machine may write to a folder, such as /tmp."""
+    return bool(folder.stat().st_mode & stat.S_IWOTH)
+
+
+def check_owner(folder: Path) -> None:
+    """Refuse a folder that somebody else may have made in a place where everybody may write: it
+    could have links in it, to files of this user. Elsewhere the owner of the place decides.
+
+    Raises:
+        ConfigError: it, or a folder that it is in, belongs to another user.
+        OSError: it cannot be looked at.
+    """
+    path = folder.resolve()
+    within = [path, *path.parents]
+    shared = [n for n, each in enumerate(within[1:], 1) if is_for_all(each)]
+    for each in within[: max(shared, default=0)]:
+        found = each.stat()
+        if found.st_uid not in {os.geteuid(), 0}:
+            raise ConfigError(
+                f"{each}: belongs to another user, in {each.parent} where everybody may write; "
+                "choose a folder of your own"
+            )
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder, and those that it is in.
 
     Raises:
         ConfigError: it cannot be made; says why.
     """
+    place = folder.absolute()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for each in reversed(folders_to_make(place)):
+            with suppress(FileExistsError):
+                each.mkdir(mode=0o700 if is_for_all(each.parent) else 0o777)
+        place.mkdir(exist_ok=True)
+        check_owner(place)
     except FileExistsError:
         raise ConfigError(f"{folder}: is a file, want a folder") from None
     except OSError as error:

@@ -118,11 +118,11 @@ class KeptModules(Struct, frozen=True):
 
     Attributes:
         folder: where they are.
-        files: their files, relative to the folder.
+        files: the SHA-256 of their files, as they were checked, by path relative to the folder.
     """
 
     folder: str
-    files: tuple[str, ...]
+    files: dict[str, bytes]
 
     def file(self, module: str) -> Path | None:
         """The file of a module with this dotted name; None if it is none of these."""
@@ -132,17 +132,29 @@ class KeptModules(Struct, frozen=True):
                 return Path(self.folder, name)
         return None
 
+    def digest_of(self, file: Path) -> bytes:
+        """The SHA-256 of one of these files, as it was checked."""
+        return self.files[file.relative_to(self.folder).as_posix()]
+
     def is_package(self, module: str) -> bool:
         """Whether a module is a folder with modules."""
         return any(name.startswith(f"{module.replace('.', '/')}/") for name in self.files)
 
 
-class _Uncached(SourceFileLoader):
-    """Compiles the source itself: a file with compiled code beside it may be anybody's."""
+class _Checked(SourceFileLoader):
+    """Compiles the source that was checked: a file with compiled code beside it may be anybody's,
+    and so may the file itself by now."""
+
+    def __init__(self, name: str, path: str, digest: bytes) -> None:
+        super().__init__(name, path)
+        self._digest = digest
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
+        source = self.get_data(path)
+        if hashlib.sha256(source).digest() != self._digest:
+            raise ImportError(f"{path} has changed since it was checked", name=fullname, path=path)
+        return self.source_to_code(source, path)
 
 
 class KeptFinder(MetaPathFinder):
@@ -183,7 +195,7 @@ class KeptFinder(MetaPathFinder):
             spec = ModuleSpec(fullname, None, is_package=True)
             spec.submodule_search_locations = places
             return spec
-        loader = _Uncached(fullname, str(file))
+        loader = _Checked(fullname, str(file), self._kept.digest_of(file))
         return importlib.util.spec_from_file_location(
             fullname, file, loader=loader, submodule_search_locations=places
         )
@@ -200,8 +212,8 @@ def source_digest(kind: str, spec: str, kept: KeptModules | None = None) -> str:
     module_name, _ = parted(kind, spec)
     found = found_from(Path.cwd(), module_name)
     file = kept.file(module_name) if found is None and kept is not None else None
-    if file is not None:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+    if file is not None and kept is not None:
+        return kept.digest_of(file).hex()
     if found is None and PINNED.fullmatch(module_name):
         said = f"{module_name} was taken from a script or a notebook, and is not in the run folder"
         raise NamedError(f"{kind} {spec!r}: {said}")

@@ -115,6 +115,15 @@ def test_what_is_final_and_what_is_started_again(launched, tmp_path, code):
     assert "--name learner-3 " in (tmp_path / "srun").read_text()
 
 
+def test_the_folders_of_learners_cannot_be_foretold(launched):
+    """Everybody may write to a node's /tmp, and see the number of the Slurm job."""
+    wheres = {
+        re.search(r"ddloco-\$SLURM_ARRAY_JOB_ID-(\w{16})/", launched("--on", "slurm")[1])[1]
+        for _ in "ab"
+    }
+    assert len(wheres) == 2
+
+
 def test_a_learner_of_several_processes_has_as_many_nodes(launched):
     """They end together, so that the next incarnation begins with all; syncers have one node."""
     _, text, _ = launched("--on", "slurm", "--set=worker.processes=4")

@@ -1,5 +1,6 @@
 """A run folder is made, joined, replaced, and never overwritten by accident."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from ddloco.job.job_folder import place_of, run_of_place
 from ddloco.roles.job_program import program_of
 from ddloco.stage.files.run_folder import (
     folders_to_make,
+    make_folder,
     next_folder,
     open_folder,
     remove_unused,
@@ -71,6 +73,47 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         open_folder(tmp_path / "file", JOB)
     with pytest.raises(ConfigError, match=r"^/proc/x: this folder cannot be made: No such file"):
         open_folder(Path("/proc/x"), JOB)
+
+
+@pytest.fixture
+def for_all(tmp_path):
+    """A place such as /tmp."""
+    place = tmp_path / "for_all"
+    place.mkdir()
+    place.chmod(0o1777)
+    return place
+
+
+def test_a_folder_in_a_place_for_all_is_for_its_owner(for_all):
+    """Nobody else can put anything into it, nor into those that it is in."""
+    make_folder(for_all / "job" / "run")
+    for each in (for_all / "job", for_all / "job" / "run"):
+        assert each.stat().st_mode & 0o777 == 0o700 or each.name == "run"
+    make_folder(for_all / "job" / "run")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder away")
+@pytest.mark.parametrize("whose", ["job", "job/run"])
+def test_a_folder_that_somebody_else_made_in_such_a_place_is_refused(for_all, whose):
+    """It may have links to files of this user in it; and so may one behind a link."""
+    make_folder(for_all / "job" / "run")
+    os.chown(for_all / whose, 2001, 2001)
+    (for_all / "link").symlink_to(for_all / "job" / "run")
+    for folder in (for_all / "job" / "run", for_all / "link", for_all / "job" / "run" / "new"):
+        with pytest.raises(ConfigError, match=r"belongs to another user, in .* everybody may"):
+            make_folder(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder away")
+def test_where_not_everybody_may_write_the_owner_decides(tmp_path):
+    """Such as a project's folder, or a volume of a container."""
+    make_folder(tmp_path / "project" / "run")
+    os.chown(tmp_path / "project", 2001, 2001)
+    os.chown(tmp_path / "project" / "run", 2001, 2001)
+    for each in tmp_path.parents:
+        if each.stat().st_mode & 0o002:
+            pytest.skip(f"everybody may write to {each}")
+    make_folder(tmp_path / "project" / "run")
 
 
 def test_only_a_folder_that_was_made_and_not_used_is_removed(tmp_path):

@@ -1,5 +1,6 @@
 """Modules that a run folder keeps: found after all others, and compiled from their source."""
 
+import hashlib
 import importlib
 import py_compile
 import sys
@@ -25,7 +26,9 @@ def folder(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    finder = KeptFinder(KeptModules(str(tmp_path), tuple(set(FILES) - {"kept_parts/stray.py"})))
+    checked = {name: text for name, text in FILES.items() if name != "kept_parts/stray.py"}
+    digests = {name: hashlib.sha256(text.encode()).digest() for name, text in checked.items()}
+    finder = KeptFinder(KeptModules(str(tmp_path), digests))
     finder.install()
     yield tmp_path
     sys.meta_path.remove(finder)
@@ -56,3 +59,10 @@ def test_compiled_code_beside_the_source_is_not_executed(folder):
     py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     source.write_text(text)
     assert importlib.import_module("kept_parts.deeper").Z == 7
+
+
+def test_what_was_changed_since_it_was_checked_is_not_executed(folder):
+    """Whoever can write the run folder may do so in between."""
+    (folder / "kept_top.py").write_text("X = 8\n")
+    with pytest.raises(ImportError, match=r"kept_top.py has changed since it was checked"):
+        importlib.import_module("kept_top")
