@@ -52,6 +52,7 @@ from transport.flow_control import (
     QueuedMessage,
 )
 from transport.link_state import (
+    ALONE,
     NUMBERS_AHEAD_MAX,
     REDIAL_S_MIN,
     SESSIONS_AHEAD_MAX,
@@ -93,12 +94,14 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         links: the links by peer.
         agreement: what a peer that dials must agree to; None if links are not accepted.
         runs: the runs whose members are accepted.
+        linked: whether there has been a link.
     """
 
     counters: dict[str, int] = {}
     links: dict[str, Link[B]] = {}
     agreement: dict[str, str] | None = None
     runs: AcceptedRuns = field(default_factory=AcceptedRuns)
+    linked: bool = False
 
     def peers(self) -> list[str]:
         """The peers whose link is up, sorted by name as bytes."""
@@ -153,7 +156,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
     def _opens(self, link: Link | None, event: MessageArrived[Any], hello: Hello) -> bool:
         if self.agreement is None or self._objection(hello) is not None:
             return False
-        if not self._speaks_for_itself(event):
+        if not self._speaks_for_itself(event) or self._contradicted(event):
             return False
         if link is None:
             return event.seq == 0 and event.session <= SESSIONS_AHEAD_MAX
@@ -401,9 +404,12 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         if refused is not None:
             self._count("refused at the handshake")
             return [], self.out_of_band(event, refused)
+        if self._contradicted(event):
+            self._count(ALONE)
+            return [], []
         followed = self._followed(event)
         if followed is not None:
-            self._count("superseded" if self.links else SUPERSEDED_UNLINKED)
+            self._count("superseded" if self.linked else SUPERSEDED_UNLINKED)
             later = f"{actor_of(self.clock.me)}.{followed.number}"
             self.clock.end(later, event.clock[later])
             return [followed], []
@@ -426,7 +432,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         if link.whole:
             lanes, welcome = link.lanes, Welcome(self.runs.own)
             effects += [self.number(link, each, lanes[each], welcome) for each in LANES]
-            link.up = True
+            link.up = self.linked = True
             self.runs.join(hello.run)
             heard.append(PeerJoined(link.peer, link.incarnation))
         return heard, effects
@@ -440,6 +446,14 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         me, own = actor_of(self.clock.me), number_of(self.clock.me)
         number = max((number_of(each) for each in event.clock if actor_of(each) == me), default=0)
         return Superseded(event.peer, number) if 0 < number - own <= NUMBERS_AHEAD_MAX else None
+
+    def _contradicted(self, event: MessageArrived[Any]) -> bool:
+        """Whether a peer names a later incarnation of this actor, and others that are linked know
+        of none. One peer's word does not end this actor; if it is right, their links end soon."""
+        if self._followed(event) is None:
+            return False
+        who = actor_of(event.peer)
+        return any(each.up and actor_of(peer) != who for peer, each in self.links.items())
 
     def _welcome(self, link: Link, event: MessageArrived[Any], run: str) -> Heard:
         lane = link.lanes[event.lane]
@@ -456,7 +470,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         if not link.up:
             # One Welcome shows that the listener has both lanes open. Messages after it on this
             # lane may arrive before the second Welcome, and need a peer that has joined.
-            link.up = True
+            link.up = self.linked = True
             heard.append(PeerJoined(link.peer, link.incarnation))
         if not link.whole:
             return heard, []

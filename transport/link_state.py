@@ -26,6 +26,9 @@ SESSIONS_AHEAD_MAX = 2**20
 """How far a session number may exceed the previous one (0 for a new link): that many dials take
 weeks. A number near the maximum would leave none for the next dial."""
 
+ALONE = "one peer alone names a later incarnation"
+"""The counter of a Hello that is not answered since others contradict it."""
+
 SUPERSEDED_UNLINKED = "superseded before any link"
 """The counter of an incarnation that has done nothing but hear of a later one."""
 

@@ -152,7 +152,8 @@ class SyncTable(Section, frozen=True):
         staleness: how many intervals a contribution's base version may lag behind the newest
             version; older contributions are not merged.
         band: a contribution whose norm or token count is more than so many times the usual is
-            rejected as an outlier; 0 accepts everything that is finite.
+            rejected as an outlier; 0 accepts everything that is finite, but for 1,000 times the
+            tokens a step of the others.
         fragmentation: how tensors are assigned to fragments: by equal bytes, by tensor, by runs of
             layers, or "strided" by layers: those whose numbers are equal modulo the fragments.
         blocking: whether learners contribute what they have at exactly the global step at which

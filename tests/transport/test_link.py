@@ -207,6 +207,28 @@ def test_an_incarnation_hears_that_a_later_one_was_followed(new_pair):
     assert PeerJoined(HUB, "hub.4") == pair.spoke.heard[-1]
 
 
+def test_one_peer_alone_does_not_end_an_actor(new_pair):
+    """While others are linked that know of no later incarnation; it is counted. Once they are gone
+    it is believed: then it may be right."""
+    pair = new_pair()
+    pair.ask(pair.hub, Listen(AGREED, "a"))
+    pair.settle()
+    forged = {"other.1": 1, "hub.2": 1}
+    hello = MessageArrived("other.1", CONTROL, "other.1", 1, 0, forged, Hello(AGREED))
+    assert not pair.hub.links.teaches(hello)
+    before = len(pair.hub.heard)
+    pair.tell(pair.hub, hello)
+    assert before == len(pair.hub.heard)
+    assert 1 == pair.hub.links.counters["one peer alone names a later incarnation"]
+    assert [SPOKE] == [*pair.hub.links.peers()]
+    for lane in LANES:
+        pair.tell(pair.hub, LaneBroken(SPOKE, lane, "reset"))
+    assert pair.hub.links.teaches(hello)
+    pair.tell(pair.hub, hello)
+    assert Superseded("other.1", 2) == pair.hub.heard[-1]
+    assert "superseded" in pair.hub.links.counters
+
+
 def test_the_welcome_of_an_older_incarnation_is_stale(new_pair):
     """Whatever it does not know."""
     pair = new_pair()

@@ -38,6 +38,13 @@ PATIENCE = 8
 cleared. The learners have started over twice by then, so the history is wrong, for example after a
 jump of the learning rate. Without this limit a job of one learner would never merge again."""
 
+FAR = 1000.0
+"""A learner's tokens per step are never more than so many times the median of the others', unless
+the job file says the size of its batches: nobody's word alone outweighs all others."""
+
+STEP_TOKENS_MAX, TOKENS_MAX = 2**31, 2**53
+"""The most tokens of one step, and of one contribution; their sums must fit into 64 bits."""
+
 RATES = 8
 """A learner's tokens per step in the history: those of its last accepted contributions."""
 
@@ -105,18 +112,20 @@ class OutlierHistory(Struct, forbid_unknown_fields=True):
 
         Args:
             said: the contributions of one sync, by the incarnation of their learner.
-            band: the limit as a multiple of what is usual; 0 accepts everything.
+            band: the limit as a multiple of what is usual; 0 accepts everything that is possible.
             apart: learners, by name, whose batches the job file says: they are compared with
                 themselves only.
         """
-        if not band:
-            return {}
         rates = {name: each.tokens / each.steps for name, each in said.items()}
+        found = self._impossible(said, rates, apart)
+        if not band:
+            return found
         most = [lower_median(list(rates.values()))] if len(rates) > 1 else []
         if sum(map(len, self.rates.values())) >= FEW:
             most.append(lower_median([lower_median(each) for each in self.rates.values()]))
-        found: dict[str, str] = {}
         for name, rate in rates.items():
+            if name in found:
+                continue
             own = self.rates.get(actor_of(name), [])
             if not own and actor_of(name) in apart:
                 continue
@@ -127,6 +136,24 @@ class OutlierHistory(Struct, forbid_unknown_fields=True):
                 f"more tokens than steps allow: {said[name].tokens} in {said[name].steps}, "
                 f"usual are {usual:.4g} a step, {band:g} times that is taken"
             )
+        return found
+
+    def _impossible(
+        self, said: Mapping[str, Contribution], rates: Mapping[str, float], apart: Container[str]
+    ) -> dict[str, str]:
+        """Whose counts no batch has, whatever the band."""
+        known = {actor: lower_median(each) for actor, each in self.rates.items()}
+        known |= {actor_of(name): rate for name, rate in rates.items()}
+        found: dict[str, str] = {}
+        for name, rate in rates.items():
+            others = [each for actor, each in known.items() if actor != actor_of(name)]
+            limit = FAR * max(lower_median(others), 1.0) if others else inf
+            limit = STEP_TOKENS_MAX if actor_of(name) in apart else min(limit, STEP_TOKENS_MAX)
+            if rate > limit or said[name].tokens > TOKENS_MAX:
+                found[name] = (
+                    f"more tokens than steps allow: {said[name].tokens} in {said[name].steps}; "
+                    f"beside the other learners' at most {limit:.4g} a step are believed"
+                )
         return found
 
     def _is_usual(self, actor: str, rate: float, band: float, usual: float) -> bool:

@@ -57,6 +57,7 @@ LINK_EFFECTS = frozenset({Send, Dial, Listen, Hangup, Mark})
 
 ACTOR_SEMANTICS = (
     *("shared-deltas", "owed-credit", "runs-told-apart", "typed-states", "timers-are-values"),
+    "followed-by-all",
 )
 """Behaviours of links and clocks, which every tape names. A change that makes old tapes replay
 differently adds or renames one, so that old tapes are refused with an error message."""

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ddloco.job.config import Outer
@@ -106,6 +106,20 @@ def oracle(theta, momentum, changes, weights, segments, *, lr, mu):
         delta[s.start : s.stop] = average
     momentum = mu * momentum + delta
     return theta - lr * (delta + mu * momentum), momentum
+
+
+def is_steady(changes, weights, segments):
+    """Whether no directions nearly cancel each other: RDA gives their sum a length, however short
+    it is, and float32 rounds the weights."""
+    shares = np.array(weights) / np.sum(weights)
+    for s in segments:
+        v = np.array([change[s.start : s.stop] for change in changes])
+        norms = np.linalg.norm(v, axis=1)
+        units = np.divide(v, norms[:, None], out=np.zeros_like(v), where=norms[:, None] > 0)
+        length = np.linalg.norm(shares @ units)
+        if s.rule == "rda" and 0 < length < 0.01:
+            return False
+    return True
 
 
 def normal(seed, *shape):
@@ -382,6 +396,7 @@ def test_equals_a_plain_float64_oracle(dtypes, rules, weights, last):
     theta, momentum = normal(0, size), normal(1, size)
     buffers = [packed(theta + 0.1 * normal(i + 2, size), segments) for i in range(len(weights))]
     changes = [theta.astype(np.float64) - unpacked(b, segments) for b in buffers]
+    assume(is_steady(changes, weights, segments))
     named = [
         WeightedFragment(str(i), w, b)
         for i, (w, b) in enumerate(zip(weights, buffers, strict=True))

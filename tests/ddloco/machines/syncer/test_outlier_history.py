@@ -37,7 +37,7 @@ def test_few_say_nothing(outliers):
     for t in range(1, FEW):
         learn(outliers, t, {A: 2.0})
         assert (0.0, None) == (outliers.norm(0, 4), outliers.cosine(0))
-        assert outliers.objections({B: said(9, tokens=10**9)}, 32.0) == {}
+        assert outliers.objections({B: said(9, tokens=32_000)}, 32.0) == {}
     learn(outliers, FEW, {A: 2.0})
     assert (2.0, 0.5) == (outliers.norm(0, 4), outliers.cosine(0))
     assert (0.0, None) == (outliers.norm(1, 4), outliers.cosine(1))
@@ -130,6 +130,23 @@ def test_tokens_of_a_step_have_a_band(outliers):
     assert odd(outliers, 32 * 8 * 4, A) == {}
     assert "more tokens than steps allow: 1025 in 4" in odd(outliers, 1025, A)[A]
     assert odd(outliers, 10**9, A, band=0.0) == {}
+
+
+def test_no_band_is_no_leave_to_outweigh_all_others(outliers):
+    """Nobody's word counts a thousand times that of the others, however often it is said, nor more
+    than 64 bits have; a learner alone, or one whose batches the job file says, is believed."""
+    lie = 2**63 - 1
+    assert odd(outliers, 4 * 2**31, A, band=0.0) == {}
+    assert list(odd(outliers, lie, A, band=0.0)) == [A]
+    for t in range(1, 5):
+        learn(outliers, t, {A: 2.0, B: 2.0, C: 2.0})
+    for _ in range(2 * FEW):
+        for band in (0.0, 32.0):
+            assert list(odd(outliers, lie, A, others=[B, C], band=band)) == [A]
+            assert list(odd(outliers, 8001 * 4, A, others=[B, C], band=band)) == [A]
+    assert odd(outliers, 8000 * 4, A, others=[B, C], band=0.0) == {}
+    counts = {B: said(9), C: said(9, tokens=9_999_999)}
+    assert outliers.objections(counts, 0.0, apart={"learner-2"}) == {}
 
 
 def test_tokens_that_most_count_are_the_usual(outliers):
