@@ -53,6 +53,8 @@ from transport.flow_control import (
 )
 from transport.link_state import (
     ALONE,
+    CLAIM_S,
+    CLAIMS_MAX,
     NUMBERS_AHEAD_MAX,
     REDIAL_S_MIN,
     SESSIONS_AHEAD_MAX,
@@ -95,6 +97,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         agreement: what a peer that dials must agree to; None if links are not accepted.
         runs: the runs whose members are accepted.
         linked: whether there has been a link.
+        claims: who names a later incarnation of this actor, and since when.
     """
 
     counters: dict[str, int] = {}
@@ -102,6 +105,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
     agreement: dict[str, str] | None = None
     runs: AcceptedRuns = field(default_factory=AcceptedRuns)
     linked: bool = False
+    claims: dict[str, float] = {}
 
     def peers(self) -> list[str]:
         """The peers whose link is up, sorted by name as bytes."""
@@ -156,7 +160,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
     def _opens(self, link: Link | None, event: MessageArrived[Any], hello: Hello) -> bool:
         if self.agreement is None or self._objection(hello) is not None:
             return False
-        if not self._speaks_for_itself(event) or self._contradicted(event):
+        if not self._speaks_for_itself(event) or self._followed(event) is not None:
             return False
         if link is None:
             return event.seq == 0 and event.session <= SESSIONS_AHEAD_MAX
@@ -296,7 +300,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         """Handle a message of the handshake, or of a session that is not the current one."""
         match event.body:
             case Hello():
-                return self._hello(event, event.body)
+                return self._hello(at, event, event.body)
             case Welcome() | Reset() | Refused() if link is None or event.session != link.session:
                 return self._stale()
             case Welcome(run) if link is not None:
@@ -387,7 +391,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         ]
         return [*effects, SetTimer(Redial(link.peer), at + wait)]
 
-    def _hello(self, event: MessageArrived[Any], hello: Hello) -> Heard:
+    def _hello(self, at: float, event: MessageArrived[Any], hello: Hello) -> Heard:
         """Handle Hello on the listening side.
 
         A session number below the current one or far above it is answered with a Reset that names
@@ -404,10 +408,10 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         if refused is not None:
             self._count("refused at the handshake")
             return [], self.out_of_band(event, refused)
-        if self._contradicted(event):
+        followed = self._followed(event)
+        if followed is not None and not self._is_believed(at, event):
             self._count(ALONE)
             return [], []
-        followed = self._followed(event)
         if followed is not None:
             self._count("superseded" if self.linked else SUPERSEDED_UNLINKED)
             later = f"{actor_of(self.clock.me)}.{followed.number}"
@@ -447,13 +451,17 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         number = max((number_of(each) for each in event.clock if actor_of(each) == me), default=0)
         return Superseded(event.peer, number) if 0 < number - own <= NUMBERS_AHEAD_MAX else None
 
-    def _contradicted(self, event: MessageArrived[Any]) -> bool:
-        """Whether a peer names a later incarnation of this actor, and others that are linked know
-        of none. One peer's word does not end this actor; if it is right, their links end soon."""
-        if self._followed(event) is None:
-            return False
+    def _is_believed(self, at: float, event: MessageArrived[Any]) -> bool:
+        """Whether a peer is believed that names a later incarnation of this actor: never while
+        others are linked, who know of none; at once if another peer names one, too; else after a
+        while in which nobody else came. One peer's word alone ends no actor that is of use."""
         who = actor_of(event.peer)
-        return any(each.up and actor_of(peer) != who for peer, each in self.links.items())
+        if any(each.up and actor_of(peer) != who for peer, each in self.links.items()):
+            self.claims.clear()
+            return False
+        if len(self.claims) < CLAIMS_MAX:
+            self.claims.setdefault(who, at)
+        return len(self.claims) > 1 or at - self.claims.get(who, at) >= CLAIM_S
 
     def _welcome(self, link: Link, event: MessageArrived[Any], run: str) -> Heard:
         lane = link.lanes[event.lane]

@@ -27,7 +27,11 @@ SESSIONS_AHEAD_MAX = 2**20
 weeks. A number near the maximum would leave none for the next dial."""
 
 ALONE = "one peer alone names a later incarnation"
-"""The counter of a Hello that is not answered since others contradict it."""
+"""The counter of a Hello that is not answered since nobody else says the same."""
+
+CLAIM_S, CLAIMS_MAX = 10.0, 64
+"""How long, in seconds, one peer must be the only one that comes until it is believed that there is
+a later incarnation; and how many such peers are remembered."""
 
 SUPERSEDED_UNLINKED = "superseded before any link"
 """The counter of an incarnation that has done nothing but hear of a later one."""

@@ -31,7 +31,14 @@ from transport import (
     TimerFired,
 )
 from transport.flow_control import WAITING_MAX, WINDOW_MESSAGES
-from transport.link_state import REDIAL_S_MAX, REDIAL_S_MIN, RUNS_MAX, AcceptedRuns
+from transport.link_state import (
+    CLAIM_S,
+    REDIAL_S_MAX,
+    REDIAL_S_MIN,
+    RUNS_MAX,
+    SUPERSEDED_UNLINKED,
+    AcceptedRuns,
+)
 from transport.message import Bye, Credit, Hello, Refused, Welcome
 
 AGREED = {"job": "job-1", "plan": "p1"}
@@ -198,6 +205,10 @@ def test_an_incarnation_hears_that_a_later_one_was_followed(new_pair):
     begin_as(pair, "hub.3")
     assert [PeerJoined(SPOKE, SPOKE)] == pair.hub.heard
     begin_as(pair, "hub.2")
+    assert [] == pair.hub.heard, "it waits for another one that says so"
+    pair.at += CLAIM_S
+    pair.fire(pair.spoke)
+    pair.settle()
     assert Superseded(SPOKE, 3) == pair.hub.heard[0]
     assert PeerJoined not in pair.hub.news()
     assert 3 == pair.hub.links.clock.newest(HUB)
@@ -223,10 +234,27 @@ def test_one_peer_alone_does_not_end_an_actor(new_pair):
     assert [SPOKE] == [*pair.hub.links.peers()]
     for lane in LANES:
         pair.tell(pair.hub, LaneBroken(SPOKE, lane, "reset"))
-    assert pair.hub.links.teaches(hello)
+    pair.tell(pair.hub, hello)
+    assert before + 1 == len(pair.hub.heard), "the loss of the link"
+    pair.at += CLAIM_S
     pair.tell(pair.hub, hello)
     assert Superseded("other.1", 2) == pair.hub.heard[-1]
     assert "superseded" in pair.hub.links.counters
+
+
+def test_two_peers_that_say_the_same_are_believed_at_once(new_pair):
+    """As after the loss of a run folder, when all learners come from the one before."""
+    pair = new_pair()
+    pair.ask(pair.hub, Listen(AGREED, "a"))
+    for name in ("one", "two"):
+        forged = {f"{name}.1": 1, "hub.2": 1}
+        pair.tell(
+            pair.hub, MessageArrived(f"{name}.1", CONTROL, f"{name}.1", 1, 0, forged, Hello(AGREED))
+        )
+    assert [Superseded("two.1", 2)] == pair.hub.heard
+    assert {"one peer alone names a later incarnation": 1, SUPERSEDED_UNLINKED: 1} == (
+        pair.hub.links.counters
+    )
 
 
 def test_the_welcome_of_an_older_incarnation_is_stale(new_pair):

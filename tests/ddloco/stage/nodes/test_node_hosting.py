@@ -97,7 +97,7 @@ def test_a_tape_without_a_snapshot_begins_with_the_first_event(tmp_path):
     """And its facts are those that are given."""
     program = Alone(raises=False)
     program.as_plain = dict
-    recorder = recorder_for(program, "a.1", tmp_path, {}, semantics=("s",), facts={"k": "v"})
+    recorder = recorder_for(program, "a.1", tmp_path, {}, facts={"k": "v"})
     recorder.close(0, None)
     [tape] = open_tapes(tmp_path / "tapes")
     assert (tape.header.after, tape.header.clock, tape.header.facts["k"]) == (0, {}, "v")

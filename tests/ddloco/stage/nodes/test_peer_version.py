@@ -49,7 +49,7 @@ def test_settings_are_no_part_of_it():
         renamed("Said", text=str),
         renamed("Told", text=str, at=dict[str, list[tuple[Place, int] | None]]),
         renamed("Said", text=str, at=dict[str, list[tuple[renamed("Place", at=str), int] | None]]),
-        Said | renamed("More", text=str),
+        tuple[Said, renamed("More", text=str)],
     ],
     ids=["a field less", "another name", "another field within", "a kind more"],
 )
