@@ -401,7 +401,8 @@ class Worker(Section, frozen=True):
     Attributes:
         threads: XLA's threads (NPROC). Another number changes the bits of weight gradients.
         env: more environment variables, such as XLA_FLAGS. PYTHONHASHSEED is 0 unless it is set
-            here.
+            here. Secrets, such as HF_TOKEN, are refused here: what the job file says is on tapes.
+            Workers inherit the environment of the process that starts them.
         mesh: the number of devices along each axis of a learner's mesh, such as
             ``{data = 2, model = 4}``; without it a learner uses one device, or divides its batches
             among those of all its processes.
@@ -437,6 +438,12 @@ class Worker(Section, frozen=True):
     retry_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 60.0
     nice: Annotated[int, Meta(ge=0, le=19)] = 10
 
+
+SECRET = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY)$",
+    re.IGNORECASE,
+)
+"""Names of variables whose values are secrets, such as HF_TOKEN; HF_TOKEN_PATH is none."""
 
 UNSAID = {
     "worker": (
@@ -1186,6 +1193,11 @@ def _unusable(job: Job) -> str | None:
         for name in env:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 return f"{where}.env: {name[:80]!r} is not the name of a variable"
+            if SECRET.search(name):
+                return (
+                    f"{where}.env.{name[:80]}: a secret would be in run folders, tapes and "
+                    "bundles; leave it out, and set it where ddloco is started: workers inherit it"
+                )
     if not job.snapshot.place.isprintable():
         return f"snapshot.place: {job.snapshot.place[:80]!a} is neither a path nor a URL"
     return None

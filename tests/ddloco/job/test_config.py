@@ -24,6 +24,7 @@ from ddloco.job.config import (
 )
 from ddloco.job.protocol.fragment_plan import Leaf
 from ddloco.stage.files.toml import ConfigError
+from transport.message import TENSORS_MAX as MOST
 
 MINIMAL = '[job]\ntask = "tiny:Task"\n'
 
@@ -161,7 +162,7 @@ def test_only_the_task_has_to_be_said(path):
         ("[transport]\nkind = 'pigeon'", "transport.kind: "),
         ("[tape]\non_error = 'cry'", "tape.on_error: "),
         ("[worker]\nthreads = 0", "worker.threads: "),
-        ("[worker]\nenv = { A = 1 }", "worker.env"),
+        ("[worker]\nenv = { A = true }", "worker.env"),
         ("[learner]\nlearner-0 = 1", "learner"),
         ("[learner.learner-0]\nfactor = 0.5", "learner[...].factor: Expected `float` >= 1.0"),
         ("[learner.learner-0]\nspeed = 1", "unknown key `speed`"),
@@ -460,17 +461,18 @@ def test_a_learner_has_its_own_shard_and_environment():
 @pytest.mark.parametrize(
     ("method", "leaves", "said"),
     [
-        ("data-parallel", [("w%d", (4,))] * 1025, "1025 tensors, a message has at most 1024; grad"),
+        ("data-parallel", [("w%d", (4,))] * (MOST + 1), f"{MOST + 1} tensors, a message has at"),
         ("elastic-data-parallel", [("w%d", (2**31,))] * 2, "bytes, a message has at most"),
-        ("decoupled-diloco", [("w%d", (4,))] * 2100, "1050 tensors, a message has at most 1024"),
-        ("data-parallel", [("w%d" + "x" * 300, (4,))] * 1000, "make a header of"),
+        ("decoupled-diloco", [("w%d", (4,))] * (2 * MOST + 2), f"at most {MOST}; raise sync.frag"),
+        ("fedavg", [("w%d", (4,))] * (MOST + 1), "a fedavg job sends all tensors at once: use"),
+        ("data-parallel", [("w%d" + "x" * 300, (4,))] * 4000, "make a header of"),
         ("data-parallel", [("w%d" + "x" * 600, (4,))], "at most 512 and 16"),
         ("data-parallel", [("w%d", (1,) * 17)], "at most 512 and 16"),
     ],
 )
 def test_what_fits_no_message_is_told_before_anything_is_sent(method, leaves, said):
     """Else each message would break its link, and the next one again, without end."""
-    table = {} if "parallel" in method else {"fragments": 2, "interval": 4}
+    table = {"fragments": 2, "interval": 4} if method == "decoupled-diloco" else {}
     job = job_from({"job": {"task": "a:b", "method": method}, "sync": table}, "test")
     named = [Leaf(name % n, shape, "float32") for n, (name, shape) in enumerate(leaves)]
     with pytest.raises(ValueError, match=r"fragment 0 of [12]: ") as refused:
@@ -590,3 +592,26 @@ def test_a_resolved_job_of_a_method_is_read_as_it_is(method):
         for table, keys in more.items():
             for key, value in keys.items():
                 assert value == getattr(getattr(job, table), key), key
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN", "TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "db_password", "OPENAI_APIKEY"],
+)
+@pytest.mark.parametrize("where", ["worker", "learner.learner-1"])
+def test_secrets_are_refused_where_they_would_be_on_tapes(name, where):
+    """With what to do instead; the value is not said."""
+    env = {"env": {name: "hf_abc"}}
+    table = {"worker": env} if where == "worker" else {"learner": {"learner-1": env}}
+    with pytest.raises(ConfigError, match=rf"{where}\.env\.{name}: a secret would be in") as found:
+        job_from({"job": {"task": "x:y"}, **table}, "test")
+    assert "hf_abc" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "HF_TOKEN_PATH", "MAX_TOKENS", "KEYBOARD", "XLA_FLAGS"]
+)
+def test_what_is_no_secret_is_not_taken_for_one(name):
+    """A name that has the word somewhere else."""
+    plain = {"job": {"task": "x:y"}, "worker": {"env": {name: "1"}}}
+    assert job_from(plain, "test").worker.env == {name: "1"}

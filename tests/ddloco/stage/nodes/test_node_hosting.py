@@ -32,7 +32,7 @@ class Alone:
     """A program of two such actors; the preparation of one takes a second."""
 
     id, name, names, lead, listeners = "job-1", "job", ("a", "b"), "a", ()
-    tape, snapshot = TapeTable(), SnapshotTable()
+    tape, snapshot, semantics = TapeTable(), SnapshotTable(), ("s",)
 
     def __init__(self, raises):
         self.machine, self.closed = Waiting(raises), False
