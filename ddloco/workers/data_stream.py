@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import msgpack
+import msgspec
 
 from ddloco.job.protocol.messages import CURSOR_BYTES_MAX
 from ddloco.workers.stream_state import PLAIN, packed_position, unpacked_position
@@ -220,15 +221,30 @@ class ShardStream:
     used: int = 0
 
 
+decode_cursor = msgspec.msgpack.Decoder(tuple[bytes, list[int]]).decode
+
+
 def pack_cursor(position: bytes, counts: list[int]) -> bytes:
     """The position of a stream and the counts of an optimizer's schedules, as msgpack."""
     return cast("bytes", msgpack.packb((position, counts)))
 
 
 def unpack_cursor(cursor: bytes) -> tuple[bytes, list[int]]:
-    """The stream's position, empty if it cannot be restored, and the counts of the schedules."""
-    position, counts = msgpack.unpackb(cursor)
-    return position, counts
+    """The stream's position, empty if it cannot be restored, and the counts of the schedules. Of a
+    cursor that is none, which a peer may have sent, nothing is known."""
+    try:
+        return decode_cursor(cursor)
+    except (ValueError, RecursionError):  # Also what msgspec raises.
+        return b"", []
+
+
+def is_position(position: bytes) -> bool:
+    """Whether this is a stream's position; it may come from a peer."""
+    try:
+        unpacked_position(position)
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True
 
 
 def travelling(cursor: bytes) -> bytes:

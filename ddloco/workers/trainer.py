@@ -30,7 +30,13 @@ from ddloco.job.protocol.work import FromShard, OneStep
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView
 from ddloco.workers import rpc
 from ddloco.workers.call_watch import CallWatch
-from ddloco.workers.data_stream import DataStream, ShardStream, pack_cursor, unpack_cursor
+from ddloco.workers.data_stream import (
+    DataStream,
+    ShardStream,
+    is_position,
+    pack_cursor,
+    unpack_cursor,
+)
 from ddloco.workers.devices import (
     device_fingerprint,
     flags_off,
@@ -599,11 +605,11 @@ class Trainer:
 
     def _leave_out(self, count: int, cursor: bytes) -> None:
         """Skip ``count`` used batches: go to ``cursor`` if it is known, or else draw them."""
-        position, counts = unpack_cursor(cursor) if cursor else (b"", [])
+        position, counts = unpack_cursor(cursor)
         if self._opt_state is None:
             self._counts = counts
         self._streams[self._turn].used = count
-        if position:
+        if is_position(position):
             self._batches.go_to(position)
         else:
             self._batches.draw_again(count)

@@ -27,7 +27,7 @@ SEMANTICS: tuple[str, ...] = (
     *("fresh-quorum", "pull-unmerged", "launch-steps", "recent-median", "bands", "numbers"),
     *("lost-pulls", "outer-state", "waits", "relays", "steps-together"),
     *("refused-answers", "stops-in-steps", "saved-before-told", "state-outlives-theta"),
-    "possible-tokens",
+    "possible-claims",
 )
 """The behaviours that a job's tapes name. Tapes that name others are not replayed."""
 

@@ -50,6 +50,8 @@ class DataShard(Struct, forbid_unknown_fields=True):
         asked: the number of the message by which the drawer shall give it back; 0 if it shall not.
         batches: how many of its batches were used, as was reported.
         cursor: the position of its stream after them; empty if unknown.
+        given: for each learner the last incarnation that drew from it, and in which term: nobody
+            else is believed about the batches of that term.
     """
 
     owner: str
@@ -59,12 +61,18 @@ class DataShard(Struct, forbid_unknown_fields=True):
     asked: int = 0
     batches: int = 0
     cursor: bytes = b""
+    given: dict[str, tuple[str, int]] = {}
 
     def give(self, incarnation: str, number: int) -> None:
         """Give it to a drawer; one that was the last goes on where it is."""
         self.bound = True
         if self.drawer != incarnation:
             self.drawer, self.term = incarnation, number
+        self.given[actor_of(incarnation)] = incarnation, self.term
+
+    def was_given(self, incarnation: str, term: int) -> bool:
+        """Whether an incarnation may speak of the batches of a term: it was its drawer."""
+        return self.given.get(actor_of(incarnation)) == (incarnation, term)
 
     def came(self, place: DataPlace) -> None:
         """Take a report of who draws or has drawn from it. Everybody begins where others were, so
@@ -111,6 +119,8 @@ class DataRoster(Struct, forbid_unknown_fields=True):
             shard.drawer, shard.bound = drawer, bool(drawer)
             shard.term, shard.batches = int(term), batches
             shard.owner = actor_of(drawer) if drawer else shard.owner
+            if drawer:
+                shard.given[shard.owner] = drawer, shard.term
 
     def kept(self) -> dict[str, int]:
         """What is kept with every merge: used batches by shard, drawer and term."""
@@ -185,14 +195,17 @@ class DataRoster(Struct, forbid_unknown_fields=True):
         for place in (*progress.returned, *progress.drawing):
             shard = self.shards[place.shard] if place.shard < len(self.shards) else None
             earlier = self._first > TERMS_MAX and place.term < self._first
-            ahead = AHEAD_MAX if earlier else progress.step
+            ahead = AHEAD_MAX if earlier else min(progress.step, AHEAD_MAX)
             if shard is None or place.batches > shard.batches + ahead:
                 continue
+            if not earlier and not shard.was_given(incarnation, place.term):
+                continue  # Nobody speaks of the batches of others.
             shard.came(place)
             if earlier and place.term > shard.term:
                 # An earlier syncer gave it away after its last merge.
                 shard.owner, shard.drawer, shard.bound = actor, incarnation, True
                 shard.term, shard.asked = place.term, 0
+                shard.given[actor] = incarnation, place.term
                 self.moving.pop(place.shard, None)
                 self.changed = True
         for index in list(self.moving):

@@ -3,12 +3,20 @@
 import json
 from copy import deepcopy
 
+import msgpack
 import numpy as np
 import pytest
 
 from ddloco.job.protocol.messages import CURSOR_BYTES_MAX
 from ddloco.workers import data_stream
-from ddloco.workers.data_stream import DataStream, pack_cursor, travelling, unpack_cursor
+from ddloco.workers.data_stream import (
+    DataStream,
+    is_position,
+    pack_cursor,
+    travelling,
+    unpack_cursor,
+)
+from ddloco.workers.stream_state import packed_position
 from ddloco.workers.task import TaskError
 
 
@@ -290,3 +298,28 @@ def test_a_generator_that_has_raised_is_at_its_end(slept):
     with pytest.raises(ConnectionError):
         stream.next(60.0)
     assert [0.5] == slept
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        b"",
+        b"any cursor",
+        b"\xc1",
+        msgpack.packb(["text", [1]]),
+        msgpack.packb([b"", ["a"]]),
+        msgpack.packb([b"", [1], 2]),
+    ],
+)
+def test_a_cursor_of_nonsense_says_nothing(cursor):
+    """It may come from a peer: whoever is given it draws from the beginning."""
+    assert unpack_cursor(cursor) == (b"", [])
+
+
+@pytest.mark.parametrize(
+    "position", [b"", b"\xc1", b"\x81", b"\xd4\x01\x07", b"\x91" * 5000 + b"\x00", b"\x01\x02"]
+)
+def test_a_position_of_nonsense_is_none(position):
+    """Nor does it end whoever is given it."""
+    assert not is_position(position)
+    assert is_position(packed_position({"n": (1, 2**70)}))

@@ -155,6 +155,21 @@ def test_a_report_of_nonsense_changes_nothing():
     assert [(each.term, each.batches) for each in lead.roster.shards] == before
 
 
+def test_nobody_speaks_of_the_batches_of_others():
+    """Neither of a shard of the present drawer, in any term, nor of one that it had before and has
+    drawn from since; nor of more batches than anybody draws between two reports."""
+    lead = begun()
+    lead.hear(1.0, "learner-0.1", step=5, drawing=[place(lead, 0, 6), place(lead, 3, 5)])
+    term = lead.roster.shards[0].term
+    for said in (0, term, term + 1):
+        lead.hear(2.0, "learner-2.1", step=10**9, drawing=[(0, said, 10**9), (3, said, 7)])
+    assert [lead.roster.shards[index].batches for index in (0, 3)] == [6, 5]
+    lead.hear(3.0, "learner-0.1", step=10**9, drawing=[(0, term, 10**9)])
+    assert lead.roster.shards[0].batches == 6
+    lead.hear(3.0, "learner-0.1", step=7, drawing=[(0, term, 9)])
+    assert lead.roster.shards[0].batches == 9
+
+
 def test_a_job_may_go_on_with_more_learners():
     """The new one gets its share, as the job's settings are now."""
     lead = begun()
