@@ -51,7 +51,7 @@ def board_after_crash(run: Path) -> Board:
     killed_at = None
     for line in (run / LOG_FILE).read_text().splitlines():
         board.take(json.loads(line))
-        if killed_at is None and board.learners["learner-1"].lost:
+        if killed_at is None and board.learners["learner-1"].state.startswith("gone"):
             killed_at = board.merges
         if killed_at is not None and board.merges >= killed_at + MERGES_AFTER_CRASH:
             break

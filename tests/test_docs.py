@@ -1,5 +1,7 @@
 """The documentation is true: it builds, its commands exist, and the tutorial's commands work."""
 
+import html
+import io
 import os
 import re
 import shlex
@@ -11,10 +13,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from ddloco.cli.parser import parser
 from ddloco.job.config import Job, job_from
+from ddloco.job.protocol.work import StepFinished
+from ddloco.monitoring.live_display import Board
 from ddloco.workers.task import REQUIRED
+from replay import Divergence
 from tests.ddloco.debugger.conftest import simulate
 
 __all__ = ["simulate"]
@@ -184,6 +190,36 @@ def test_pictures_are_small():
 
     assert {"live.svg", "divergence.svg"} <= set(sizes)
     assert all(size <= PICTURE_BYTES_MAX for size in sizes.values())
+
+
+def drawn(name):
+    """The text of a picture."""
+    found = re.findall(r"<text[^>]*>([^<]*)</text>", (DOCS / "pictures" / name).read_text())
+    return html.unescape("".join(found)).replace("\xa0", " ")
+
+
+def test_the_picture_of_a_divergence_is_of_today():
+    """It has the labels that a divergence is printed with, and the fields of its events; draw it
+    again with ``make pictures``."""
+    said = drawn("divergence.svg")
+    found = Divergence("a.1", 1, "result", "", "", {}, context=("b",), hint="c")
+    labels = [line.split()[0] for line in found.report().splitlines()]
+    there = re.findall(r"(DIVERGENCE) at|^  ([a-z]+)  ", said, flags=re.MULTILINE)
+    assert list(dict.fromkeys(one or two for one, two in there)) == labels
+    step = re.search(r"StepFinished\((.*?)\.\.\.", said, flags=re.DOTALL)[1]
+    fields = re.findall(r"(?:^|, ?)\s*(\w+)=", step)
+    assert fields == [*StepFinished.__struct_fields__][: len(fields)]
+
+
+def test_the_picture_of_a_run_is_of_today():
+    """It has the columns of the live display."""
+    said, out = drawn("live.svg"), io.StringIO()
+    board = Board(job_from({"job": {"task": "a:b", "learners": 3}}, "test"))
+    Console(file=out, width=100).print(board.tables())
+    headings = re.findall(r"[a-z][a-z/ :]*[a-z]", " ".join(re.findall(r"┃.*┃", out.getvalue())))
+    assert "learner" in headings
+    for each in headings:
+        assert each in said
 
 
 @pytest.mark.slow

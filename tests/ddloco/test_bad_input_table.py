@@ -106,7 +106,7 @@ FIELDS += [
 FIELDS += [
     (f"{table}.env", value)
     for table in ("worker", "learner.learner-1")
-    for value in ('{A = "a\\u0000b"}', '{"A=B" = "x"}', '{"" = "x"}', '{"A B" = "x"}', "{A = 3}",
+    for value in ('{A = "a\\u0000b"}', '{"A=B" = "x"}', '{"" = "x"}', '{"A B" = "x"}', "{A = true}",
                   '{"A\\u0000" = "x"}', '["A"]', '"A"', '{"1A" = "x"}', '{"A\\n" = "x"}')
 ]  # fmt: skip
 FIELDS += [
