@@ -1,9 +1,11 @@
 """A job on SkyPilot: a bash script that submits one managed job per syncer and per learner."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from ddloco.engines.orders import EngineJob
+from ddloco.stage.files.keys import PUBLIC_FILE
 from ddloco.stage.files.run_folder import address_file
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.terminal import quoted
@@ -16,6 +18,12 @@ RESCALE = SUBMIT
 
 SHARED = "/ddloco"
 """Where the bucket is on each machine."""
+
+KEYS = "~/.ddloco-keys"
+"""Where a machine has its own actor's key, and everybody's public ones."""
+
+LEARNER = "@LEARNER@"
+"""Stands for a learner's name in the task of all of them."""
 
 AGAIN = (75, 129, 132, 134, 135, 136, 137, 139, 143)
 """Exit codes after which an actor is started again: it left in good order; or it was ended by
@@ -99,6 +107,10 @@ def _check(order: EngineJob) -> None:
     if not order.file.is_relative_to(order.here):
         said = "SkyPilot copies this folder to the machines, and the job file is not in it"
         raise ConfigError(f"{order.here}: {said}")
+    keys = _keys(order)
+    if keys is not None and keys.is_relative_to(order.here.resolve()):
+        said = "SkyPilot copies the folder that it is in to all machines; keep keys elsewhere"
+        raise ConfigError(f"transport.keys: {keys}: {said}")
     for role in ("syncer", "learner"):
         for field in getattr(table, role):
             if field in OWN or not field.isidentifier():
@@ -111,26 +123,38 @@ def _syncer(order: EngineJob, actor: str) -> str:
     command = [*_command(order, "syncer"), "--bind", "tcp://*:*", "--name", actor]
     command += ["--connect", _address(order, lead)] if actor != lead else []
     script = SYNCER.format(
-        command=quoted(command),
+        command=_with_keys(order, command),
         address=f"run/{actor}.address",
         published=_address(order, actor).removeprefix("file:"),
     )
-    return _task(order, actor, "syncer", script) + START.format(options="", part=actor)
+    return _task(order, actor, "syncer", script, "syncer") + START.format(options="", part=actor)
 
 
 def _learners(order: EngineJob, first: int, count: int) -> str:
     command = [*_command(order, "learner"), "--connect"]
     command += [_address(order, each) for each in order.job.syncer_names()]
-    script = f'exec {quoted(command)} --name "$DDLOCO_NAME"\n'
-    options = f'--name {order.job.job.name}-learner-"$n" --env DDLOCO_NAME=learner-"$n" '
-    start = START.format(options=options, part="learner")
-    loop = f"for n in {' '.join(map(str, range(first, count)))}; do\n  {start}done\n"
-    return _task(order, "learner", "learner", script) + loop
+    script = f"exec {_with_keys(order, command)} --name {LEARNER}\n"
+    options = f'--name {order.job.job.name}-learner-"$n" '
+    start = START.format(options=options, part='learner-"$n"')
+    own = f"""sed s/{LEARNER}/learner-"$n"/g "$tasks/learner.yaml" > "$tasks/learner-$n.yaml"\n"""
+    loop = f"for n in {' '.join(map(str, range(first, count)))}; do\n  {own}  {start}done\n"
+    return _task(order, "learner", "learner", script, LEARNER) + loop
 
 
 def _command(order: EngineJob, role: str) -> list[str]:
     file = str(order.file.relative_to(order.here))
     return ["ddloco", role, file, *order.sets, "--join", "--dir", "run"]
+
+
+def _with_keys(order: EngineJob, command: list[str]) -> str:
+    """A command as a shell reads it, with its keys; the shell knows where its home is."""
+    return quoted(command) + (f" --keys {KEYS}" if order.job.transport.keys else "")
+
+
+def _keys(order: EngineJob) -> Path | None:
+    """The folder of keys on this machine; None if the job has none."""
+    said = order.job.transport.keys
+    return (order.here / said).resolve() if said else None
 
 
 def _address(order: EngineJob, syncer: str) -> str:
@@ -139,9 +163,16 @@ def _address(order: EngineJob, syncer: str) -> str:
     return f"file:{SHARED}/{order.job.job.name}-{name}"
 
 
-def _task(order: EngineJob, part: str, role: str, script: str) -> str:
+def _task(order: EngineJob, part: str, role: str, script: str, key: str) -> str:
+    """The task of an actor, whose machine gets no other key than ``key``."""
     fields: dict[str, Any] = dict(getattr(order.settings.skypilot, role))
-    mounts = {SHARED: {"source": order.settings.skypilot.bucket, "mode": "MOUNT"}}
+    mounts: dict[str, Any] = {
+        SHARED: {"source": order.settings.skypilot.bucket, "mode": "MOUNT"},
+    }
+    if keys := _keys(order):
+        mounts |= {f"{KEYS}/{each}": str(keys / each) for each in (PUBLIC_FILE, f"{key}.key")}
+        # ddloco reads keys that nobody else may read.
+        script = f"chmod 700 {KEYS}\nchmod 600 {KEYS}/*\n{script}"
     recovery = {"job_recovery": {"recover_on_exit_codes": list(AGAIN)}}
     return TASK.format(
         part=part,

@@ -70,7 +70,29 @@ def test_each_actor_is_a_managed_job_of_its_own(on_skypilot, tmp_path):
     names = [each[each.index("--name") + 1] for each in calls if "--name" in each]
     assert names == ["small-learner-0", "small-learner-1"]
     assert 4 == len(calls)
-    assert "DDLOCO_NAME=learner-1" in calls[-1]
+    assert calls[-1][-1].endswith("/learner-1.yaml")
+
+
+def test_a_machine_gets_the_key_of_its_own_actor_only(on_skypilot, tmp_path, tmp_path_factory):
+    """Neither the owner's nor those of others; and no folder with all of them is copied."""
+    keys = tmp_path_factory.mktemp("keys")
+    more = ("--learners", "2", f"--set=transport.keys={keys}", "--set=transport.insecure=false")
+    code, text, said = on_skypilot(*more)
+    assert code == 0, said
+    written = tmp_path / "written"
+    kept = text.replace("tasks=$(mktemp -d)", f"tasks={written}").replace("trap 'rm", "# 'rm")
+    written.mkdir()
+    started(kept, tmp_path)
+    for name in ("syncer", "learner-0", "learner-1"):
+        task = yaml.safe_load((written / f"{name}.yaml").read_text())
+        given = {k: v for k, v in task["file_mounts"].items() if k != "/ddloco"}
+        assert given == {
+            f"~/.ddloco-keys/{each}": str(keys / each) for each in ("public.toml", f"{name}.key")
+        }
+        assert "--keys ~/.ddloco-keys" in task["run"]
+        assert f"--name {name}" in task["run"]
+    code, _, error = on_skypilot(*more[:2], f"--set=transport.keys={tmp_path / 'keys'}")
+    assert (code, "to all machines; keep keys elsewhere" in error) == (2, True)
 
 
 def test_the_syncer_leaves_its_address_and_passes_its_exit_code_on(on_skypilot, tmp_path):
