@@ -112,6 +112,7 @@ job JOB.toml:path?                the job file, to look at its needs
 --gbit RATE:float                 what a learner's line carries, in Gbit/s
 --syncer-gbit RATE:float          what a syncer's line carries, in Gbit/s (default: 8)
 --learners N:int                  say what so many learners need of the syncers (default: the job's)
+@trust
 --json                            print JSON
 """, more="""\
 Python and packages, memory, file descriptors, disk, a port, the clock; with a job also
@@ -255,6 +256,7 @@ address ADDRESS                   the syncer: tcp://127.0.0.1:5555, file:PATH or
                                   of the run folder
 --best FILE:path                  with --evaluate: keep the model with the lowest held-out loss,
                                   as safetensors
+@trust
 @asking
 """, more="""\
 Without --prometheus, --tensorboard and --track all news are printed, one a line.

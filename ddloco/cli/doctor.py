@@ -27,8 +27,8 @@ from msgspec.structs import replace
 
 from ddloco.api.model_folder import NoExportError, write_model_folder
 from ddloco.cli.ask import complain
-from ddloco.job.config import LEARNERS_MAX, Job, load_job
-from ddloco.job.job_folder import check_place
+from ddloco.job.config import LEARNERS_MAX, Job
+from ddloco.job.job_folder import check_place, load_own_job
 from ddloco.job.keys import keys_of
 from ddloco.job.needs import SYNCER_BYTES_S, needs_in_words, needs_of, size, wire_bytes
 from ddloco.job.protocol.fragment_plan import FragmentPlan
@@ -127,7 +127,9 @@ def doctor(given: argparse.Namespace) -> int:
     if given.job is None and needless:
         return complain(f"{needless[0]}: nothing to apply it to; name the job file, too")
     try:
-        job = load_job(given.job, given.overrides) if given.job is not None else None
+        job = None
+        if given.job is not None:
+            job = load_own_job(given.job, given.overrides, trust=given.trust)
         if given.bind:
             check_listen("--bind", given.bind)
     except ConfigError as error:

@@ -42,13 +42,16 @@ def status(given: argparse.Namespace) -> int:
 def observe(given: argparse.Namespace) -> int:
     """``ddloco observe``: follow a running job."""
     # Status needs none of these.
-    from ddloco.job.config import load_job  # noqa: PLC0415
+    from ddloco.job.job_folder import load_own_job  # noqa: PLC0415
     from ddloco.monitoring.metrics import Metrics, PrintedNotices  # noqa: PLC0415
 
     async def watch() -> None:
         scored = given.evaluate
         if given.best is not None and scored is None:
             raise ConfigError(f"--best {given.best}: nothing is evaluated; add --evaluate JOB.toml")
+        evaluate = None
+        if scored is not None:
+            evaluate = load_own_job(scored, trust=given.trust), scored, given.best
         with closing(Metrics(_sinks(given))) as metrics:
             wanted = given.prometheus is not None or given.tensorboard is not None or given.track
             prints = given.json or not wanted
@@ -58,7 +61,7 @@ def observe(given: argparse.Namespace) -> int:
                 keys=given.keys,
                 metrics=metrics,
                 lines=PrintedNotices(say, as_json=given.json) if prints else None,
-                evaluate=(load_job(scored), scored, given.best) if scored is not None else None,
+                evaluate=evaluate,
             )
 
     return look(watch)

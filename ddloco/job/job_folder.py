@@ -1,11 +1,13 @@
 """What a run folder holds of a job: whether it is the job's, and the place of its snapshots."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from ddloco.job.config import Job, load_job
-from ddloco.stage.files.run_folder import JOB_FILE, SNAPSHOTS, run_of
+from ddloco.stage.files.run_folder import JOB_FILE, SNAPSHOTS, TAPES, run_of
 from ddloco.stage.files.toml import ConfigError, refused
+from ddloco.stage.files.trust import check_trust
 from snapshot import SnapshotError, Store
 
 
@@ -15,6 +17,18 @@ def holds_job(folder: Path, job: Job) -> bool:
         return load_job(folder / JOB_FILE).id == job.id
     except ConfigError:
         return False
+
+
+def load_own_job(path: Path, overrides: Sequence[str] = (), *, trust: bool) -> Job:
+    """Read a job file whose task will be executed. The one of a run folder must be of a run that
+    this user has recorded, as for a replay.
+
+    Raises:
+        ConfigError: it cannot be read, or somebody else has recorded the run.
+    """
+    if not trust and path.name == JOB_FILE and (path.parent / TAPES).is_dir():
+        check_trust(path.parent, load_job(path).as_plain())
+    return load_job(path, overrides)
 
 
 def place_of(job: Job, folder: Path) -> str | Path:

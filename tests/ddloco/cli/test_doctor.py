@@ -11,8 +11,11 @@ import pytest
 from ddloco.cli import doctor
 from ddloco.cli.parser import main
 from ddloco.job.config import job_from
+from ddloco.job.job_folder import load_own_job
 from ddloco.job.protocol.fragment_plan import Leaf, make_plan
 from ddloco.stage.files.keys import make_keys
+from ddloco.stage.files.run_folder import open_folder
+from ddloco.stage.files.trust import MARK_FILE
 from ddloco.workers import rpc
 
 GIB = 2**30
@@ -349,3 +352,29 @@ def test_a_flag_that_xla_does_not_know_is_named(tmp_path, capsys):
     assert ended == 1
     assert "exit status 1: Unknown flag in XLA_FLAGS: --xla_nonsense=3" in found["task"]["said"]
     assert found["task"]["remedy"] == "see [worker] env"
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["observe", "tcp://127.0.0.1:1", "--evaluate"]])
+def test_the_task_of_somebody_elses_run_is_not_called(tmp_path, monkeypatch, capsys, command):
+    """As with a replay: a run folder that this user has not recorded needs --trust."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = tmp_path / "run"
+    open_folder(run, job())
+    (run / "tapes").mkdir()
+    (run / MARK_FILE).unlink()
+    with pytest.raises(SystemExit) as left:
+        main([*command, str(run / "job.toml")])
+    said = capsys.readouterr()
+    assert left.value.code == 2
+    assert "was not recorded by this user on this machine" in said.err + said.out
+
+
+def test_ones_own_run_is_looked_at(tmp_path, monkeypatch):
+    """Without a question, and so is a job file that is in no run folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    open_folder(tmp_path / "run", job())
+    (tmp_path / "run" / "tapes").mkdir()
+    own = load_own_job(tmp_path / "run" / "job.toml", ["job.steps=7"], trust=False)
+    assert own.job.steps == 7
+    (tmp_path / "job.toml").write_text((tmp_path / "run" / "job.toml").read_text())
+    assert load_own_job(tmp_path / "job.toml", trust=False).job.learners == 2
