@@ -437,6 +437,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
             lanes, welcome = link.lanes, Welcome(self.runs.own)
             effects += [self.number(link, each, lanes[each], welcome) for each in LANES]
             link.up = self.linked = True
+            self.claims.clear()
             self.runs.join(hello.run)
             heard.append(PeerJoined(link.peer, link.incarnation))
         return heard, effects

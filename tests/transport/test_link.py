@@ -242,6 +242,21 @@ def test_one_peer_alone_does_not_end_an_actor(new_pair):
     assert "superseded" in pair.hub.links.counters
 
 
+def test_a_claim_is_forgotten_once_somebody_else_comes(new_pair):
+    """It begins again when that one is gone: links may be lost for a moment."""
+    pair = new_pair()
+    pair.ask(pair.hub, Listen(AGREED, "a"))
+    forged = {"other.1": 1, "hub.2": 1}
+    hello = MessageArrived("other.1", CONTROL, "other.1", 1, 0, forged, Hello(AGREED))
+    pair.tell(pair.hub, hello)
+    pair.settle()
+    pair.at += CLAIM_S
+    for lane in LANES:
+        pair.tell(pair.hub, LaneBroken(SPOKE, lane, "reset"))
+    pair.tell(pair.hub, hello)
+    assert Superseded not in [type(each) for each in pair.hub.heard]
+
+
 def test_two_peers_that_say_the_same_are_believed_at_once(new_pair):
     """As after the loss of a run folder, when all learners come from the one before."""
     pair = new_pair()
