@@ -19,7 +19,7 @@ cache.
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
-from math import isfinite, sqrt
+from math import hypot, isfinite, sqrt
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -44,7 +44,26 @@ from ddloco.machines.outer.optimizers.table import OPTIMIZERS, zero_state
 from transport import Bytes
 
 F64 = NDArray[np.float64]
-FindFaults = Callable[[Sequence["WeightedFragment"], Sequence[float], Sequence[str]], list[str]]
+
+
+class FindFaults(Protocol):
+    """What finds outliers; see ``outlier_test``."""
+
+    def __call__(
+        self,
+        candidates: Sequence["WeightedFragment"],
+        norms: Sequence[float],
+        faults: Sequence[str],
+        /,
+    ) -> list[str]:
+        """All faults of contributions that came directly, given their norms."""
+        ...
+
+    def fault_of_sum(self, names: Sequence[str], length: float) -> str:
+        """The fault of a relay's sum, given the mean length of what is in it."""
+        ...
+
+
 ChunkMap = Callable[[Callable[["Chunk"], Any], Iterable["Chunk"]], Iterable[Any]]
 
 # Four float32 blocks of this size fit the caches; with smaller ones threads compete for the GIL.
@@ -229,7 +248,7 @@ def merge_fragment(
     held, chunks = theta if anchor is None else anchor, chunks_of(theta.size, segments)
     work = MergeInput(theta, held, segments, chunks, map_chunks, kernel)
     accepted, squares, norms, refused = judge(work, contributions, outlier_test)
-    sound, unsound = _sound_sums(work, sums)
+    sound, unsound = _sound_sums(work, sums, outlier_test)
     refusals = sorted_by_name([*refused, *unsound])
     total = sum(c.weight for c in accepted) + sum(sum(each.weights) for each in sound)
     out = np.empty_like(theta) if out is None else out
@@ -492,13 +511,16 @@ def _sum_view(each: SummedFragment, block: slice) -> F32:
 
 
 def _sound_sums(
-    work: MergeInput, sums: Sequence[SummedFragment]
+    work: MergeInput, sums: Sequence[SummedFragment], outlier_test: FindFaults | None
 ) -> tuple[list[SummedFragment], list[tuple[str, str]]]:
     """The sums that can be merged, and why the contributions of the others are rejected."""
     sound: list[SummedFragment] = []
     refused: list[tuple[str, str]] = []
     for each, squares in zip(sums, _sum_squares(work, sums), strict=True):
         fault = _fault_of_sum(work, each, squares)
+        if not fault and outlier_test is not None:
+            trained = [n for n, s in zip(each.lengths, work.segments, strict=True) if not s.state]
+            fault = outlier_test.fault_of_sum(each.names, hypot(*trained))
         if fault:
             refused += [(name, fault) for name in each.names]
         else:

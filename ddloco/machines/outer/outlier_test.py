@@ -82,6 +82,8 @@ class OutlierTest:
         self._size = sum(each.stop - each.start for each in self._segments)
         self.sampled = self._theta.size
         self.measured: tuple[Measured, ...] = ()
+        self._section: list[tuple[float, int]] = []
+        """Norm and steps of the contributions of this merge that say what is usual."""
 
     def __call__(
         self, candidates: Sequence[WeightedFragment], norms: Sequence[float], faults: Sequence[str]
@@ -99,6 +101,18 @@ class OutlierTest:
         cosines = self._directions(candidates, level, found)
         self.measured = tuple(Measured(candidates[i].name, norms[i], cosines.get(i)) for i in sound)
         return found
+
+    def fault_of_sum(self, names: Sequence[str], length: float) -> str:
+        """Why a relay's sum of these contributions cannot be merged; empty if it can. Nobody here
+        has measured them: their mean ``length``, which the relay says, is no longer than the
+        longest that would be taken if it had come directly."""
+        shares = [self._shares[name] for name in names if name in self._shares]
+        usual = [max(each.usual, usual_norm(self._section, each.steps)) for each in shares]
+        pairs = zip(usual, shares, strict=True)
+        most = max((self._work.band * (norm + each.moved) for norm, each in pairs), default=0.0)
+        if not all(usual) or length <= most:
+            return ""
+        return f"norm {length:.4g} of a relay's sum, this fragment's band ends at {most:.4g}"
 
     def moved(self, theta: F32) -> float:
         """The length of a step to ``theta``, estimated from the sample."""
@@ -120,9 +134,9 @@ class OutlierTest:
         steps = [self._shares[candidates[i].name].steps for i in range(len(candidates))]
         known = any(share.usual for share in self._shares.values())
         enough = len(level) >= (2 if known else MAJORITY)
-        section = [(norms[i], steps[i]) for i in level] if enough else []
+        self._section = [(norms[i], steps[i]) for i in level] if enough else []
         return {
-            i: max(self._shares[candidates[i].name].usual, usual_norm(section, steps[i]))
+            i: max(self._shares[candidates[i].name].usual, usual_norm(self._section, steps[i]))
             for i in sound
         }
 

@@ -7,7 +7,12 @@ import pytest
 
 from ddloco.job.config import Outer
 from ddloco.job.protocol.work import MergeFragment, Share
-from ddloco.machines.outer.merge import TensorSegment, WeightedFragment, merge_fragment
+from ddloco.machines.outer.merge import (
+    SummedFragment,
+    TensorSegment,
+    WeightedFragment,
+    merge_fragment,
+)
 from ddloco.machines.outer.optimizers.table import zero_state
 from ddloco.machines.outer.outlier_test import RUN, SAMPLE, OutlierTest
 from ddloco.machines.outer.weights import lower_median, usual_norm
@@ -273,3 +278,47 @@ def test_a_state_is_not_tested():
     assert max(each.norm for each in outlier_test.measured) < 1e3
     merge.deltas[2][1000:] *= -1
     assert [0, 1, 3] == merge.outlier_test(cosine=0.9)[0]
+
+
+@pytest.mark.parametrize("usual", [0.0, 0.9])
+def test_a_relays_sum_is_held_against_the_same_band(usual):
+    """Nobody here has measured it: the length that the relay says is that of a contribution; what
+    is usual is known of earlier merges, or of the contributions of this one."""
+    merge = Merge(4)
+    merge.usual, merge.moved = [usual] * 4, [0.0, 0.0, 0.0, 100.0]
+    _, _, outlier_test = merge.outlier_test()
+    usually = lower_median([each.norm for each in outlier_test.measured[:3]])
+    most = 32.0 * max(usual, usually)
+    assert outlier_test.fault_of_sum(NAMES[:2], 0.99 * most) == ""
+    assert "of a relay's sum, this fragment's band ends at" in outlier_test.fault_of_sum(
+        NAMES[:2], 1.01 * most
+    )
+    assert outlier_test.fault_of_sum(NAMES[2:4], 1.01 * most + 32.0 * 99.0) == ""
+
+
+def test_a_sum_is_believed_while_nothing_is_usual():
+    """As a contribution is."""
+    _, _, outlier_test = Merge(2).outlier_test()
+    assert outlier_test.fault_of_sum(NAMES[:2], 1e9) == ""
+
+
+@pytest.mark.parametrize(("length", "taken"), [(1.0, True), (40.0, False), (1e29, False)])
+def test_a_sum_that_is_too_long_moves_nothing(length, taken):
+    """Whatever its direction says."""
+    merge = Merge(3)
+    merge.usual = [1.0] * 3
+    unit = merge.common / np.linalg.norm(merge.common)
+    whole = [TensorSegment(0, SIZE, "rda", "float32", 0)]
+    shares = [Share(name, "", 1.0, 0, 4, 1.0, 0.0) for name in NAMES[:4]]
+    work = MergeFragment(1, 1, 0, "", "", tuple(shares), {}, {}, ("t", "m", "w"), 32.0, None)
+    contributions = [
+        WeightedFragment(NAMES[i], 1.0, (merge.theta - each).astype(np.float32).view(np.uint8))
+        for i, each in enumerate(merge.deltas)
+    ]
+    result = merge_fragment(
+        merge.theta, zero_state(Outer(), merge.theta), contributions, whole, outer=Outer(),
+        outlier_test=OutlierTest(work, merge.theta, None, whole, merge.theta),
+        sums=[SummedFragment([NAMES[3]], [1.0], unit.view(np.uint8), [length])],
+    )  # fmt: skip
+    assert (NAMES[3] in result.accepted) is taken
+    assert np.linalg.norm(result.theta - merge.theta) < 4.0
