@@ -75,6 +75,10 @@ def check_key(key: str) -> None:
         raise ValueError("a key is written in Z85, this one has other characters")
 
 
+def _stay() -> None:
+    """Keys stay as they are."""
+
+
 @dataclass(frozen=True)
 class Curve:
     """One actor's keys, in Z85.
@@ -84,11 +88,13 @@ class Curve:
         public: public keys by name, of the peers that may connect and that can be dialled.
         shared: names whose key several actors use: if it contains "observer", the key of
             ``observer`` is also valid for ``observer-7``, unless that has a key of its own.
+        renew: called before a key is looked for; it may change ``public``.
     """
 
     secret: str = field(repr=False)
     public: Mapping[str, str]
     shared: frozenset[str] = frozenset()
+    renew: Callable[[], object] = field(default=_stay, repr=False, compare=False)
 
     def owner(self, peer: str) -> str | None:
         """The name whose key a peer uses: ``learner-3`` for ``learner-3.2``; None if unknown."""
@@ -101,6 +107,7 @@ class Curve:
     def seal(self, socket: zmq.Socket[Any], peer: str) -> None:
         """Make a dialling socket accept only ``peer``; raises `ValueError` if its key is
         unknown."""
+        self.renew()
         owner = self.owner(peer)
         if owner is None:
             raise ValueError(f"no public key is known for {peer}")
@@ -138,14 +145,15 @@ class CurveGate:
         refused: Callable[[Refusal], None],
     ) -> None:
         self.refused = refused
-        self._names = {key: name for name, key in curve.public.items()}
+        self._curve = curve
         self._zap_handler = _zap_handler_of(context)
         self._domain = self._zap_handler.admit(self)
         curve.guard(socket, self._domain)
 
     def name_of(self, key: str) -> str | None:
         """The name that this public key belongs to, if known."""
-        return self._names.get(key)
+        self._curve.renew()
+        return next((name for name, each in self._curve.public.items() if each == key), None)
 
     def failed(self, code: int) -> None:
         """Report a handshake that failed before ZAP was asked; `code` is libzmq's error code."""

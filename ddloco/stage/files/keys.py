@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import tomli_w
@@ -107,7 +108,38 @@ def load_curve(folder: Path, actor: str, dialled: Sequence[str] = (SYNCER,)) -> 
         )
     path = secret_file(folder, name)
     _checked(path, name, public)
-    return Curve(read_secret(path), public, SHARED)
+    return Curve(read_secret(path), public, SHARED, PublicKeys(folder, public).renew)
+
+
+class PublicKeys:
+    """The keys of ``public.toml``, which may change while a job runs: ``ddloco keys`` adds those of
+    further learners, and a name that is taken out takes part no more.
+
+    Args:
+        folder: the folder of keys.
+        public: what was read; it is changed in place.
+    """
+
+    def __init__(self, folder: Path, public: dict[str, str]) -> None:
+        self._folder, self._public = folder, public
+        self._seen: tuple[int, int, int] | None = None
+
+    def renew(self) -> None:
+        """Read the file again if it has changed; one that cannot be read changes nothing."""
+        state = self._state()
+        if state in {self._seen, None}:
+            return
+        self._seen = state
+        with suppress(ConfigError, OSError):
+            found = read_public(self._folder)
+            self._public.clear()
+            self._public.update(found)
+
+    def _state(self) -> tuple[int, int, int] | None:
+        with suppress(OSError):
+            found = (self._folder / PUBLIC_FILE).stat()
+            return found.st_mtime_ns, found.st_size, found.st_ino
+        return None
 
 
 def secret_file(folder: Path, name: str) -> Path:

@@ -253,3 +253,26 @@ def test_a_damaged_secret_is_not_overwritten(folder, capsys):
     assert (code, err.count("\n")) == (2, 1)
     assert "learner-2.key" in err
     assert Path(folder / "learner-2.key").read_text() == ""
+
+
+def test_keys_that_are_made_while_a_job_runs_are_known(tmp_path):
+    """Without a restart; a name that is taken out is unknown again, and a file that cannot be read
+    changes nothing."""
+    make_keys(tmp_path, ["syncer", "learner-0"])
+    curve = load_curve(tmp_path, "syncer", [])
+    file = tmp_path / PUBLIC_FILE
+    make_keys(tmp_path, ["syncer", "learner-0", "learner-1"])
+    assert curve.owner("learner-1.3") is None
+    curve.renew()
+    assert curve.owner("learner-1.3") == "learner-1"
+    text = file.read_text()
+    for spoilt in ("[public", '[public]\nlearner-1 = "short"\n', ""):
+        file.write_text(spoilt)
+        curve.renew()
+        assert curve.owner("learner-0.1") == "learner-0"
+    file.unlink()
+    curve.renew()
+    assert curve.owner("learner-0.1") == "learner-0"
+    file.write_text("".join(line for line in text.splitlines(True) if "learner-1" not in line))
+    curve.renew()
+    assert (curve.owner("learner-1.3"), curve.owner("learner-0.1")) == (None, "learner-0")
