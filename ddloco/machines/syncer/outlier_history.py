@@ -129,7 +129,8 @@ class OutlierHistory(Struct, forbid_unknown_fields=True):
             own = self.rates.get(actor_of(name), [])
             if not own and actor_of(name) in apart:
                 continue
-            usual = max((*most, lower_median(own)) if own else most, default=inf)
+            # Where most batches had no tokens, nothing is usual.
+            usual = max((*most, lower_median(own)) if own else most, default=inf) or inf
             if self._is_usual(actor_of(name), rate, band, usual):
                 continue
             found[name] = (
@@ -141,13 +142,14 @@ class OutlierHistory(Struct, forbid_unknown_fields=True):
     def _impossible(
         self, said: Mapping[str, Contribution], rates: Mapping[str, float], apart: Container[str]
     ) -> dict[str, str]:
-        """Whose counts no batch has, whatever the band."""
+        """Whose counts no batch has, whatever the band. Learners whose batches had no tokens say
+        nothing of those of others."""
         known = {actor: lower_median(each) for actor, each in self.rates.items()}
         known |= {actor_of(name): rate for name, rate in rates.items()}
         found: dict[str, str] = {}
         for name, rate in rates.items():
-            others = [each for actor, each in known.items() if actor != actor_of(name)]
-            limit = FAR * max(lower_median(others), 1.0) if others else inf
+            others = [each for who, each in known.items() if each and who != actor_of(name)]
+            limit = FAR * lower_median(others) if others else inf
             limit = STEP_TOKENS_MAX if actor_of(name) in apart else min(limit, STEP_TOKENS_MAX)
             if rate > limit or said[name].tokens > TOKENS_MAX:
                 found[name] = (

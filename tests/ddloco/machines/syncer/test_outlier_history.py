@@ -149,6 +149,16 @@ def test_no_band_is_no_leave_to_outweigh_all_others(outliers):
     assert outliers.objections(counts, 0.0, apart={"learner-2"}) == {}
 
 
+def test_batches_without_tokens_are_no_measure_of_others(outliers):
+    """Such as those whose labels are all masked: nobody is refused because of them."""
+    for t in range(1, 5):
+        learn(outliers, t, {A: 2.0}, tokens=0)
+    for band in (0.0, 32.0):
+        assert outliers.objections({B: said(9, tokens=8192)}, band) == {}
+        both = {A: said(9, tokens=0), B: said(9, tokens=8192)}
+        assert outliers.objections(both, band) == {}
+
+
 def test_tokens_that_most_count_are_the_usual(outliers):
     """Such as sequences that grow, for all or for most at once; of two, both."""
     for t in range(1, 5):
