@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import io
 import re
 import symtable
 import sys
@@ -118,7 +119,7 @@ class KeptModules(Struct, frozen=True):
 
     Attributes:
         folder: where they are.
-        files: the SHA-256 of their files, as they were checked, by path relative to the folder.
+        files: the SHA-256 of their texts, as they were checked, by path relative to the folder.
     """
 
     folder: str
@@ -152,7 +153,9 @@ class _Checked(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         source = self.get_data(path)
-        if hashlib.sha256(source).digest() != self._digest:
+        # As it was read when it was checked: with each end of a line as a newline.
+        text = io.TextIOWrapper(io.BytesIO(source), "utf-8", "replace").read()
+        if hashlib.sha256(text.encode()).digest() != self._digest:
             raise ImportError(f"{path} has changed since it was checked", name=fullname, path=path)
         return self.source_to_code(source, path)
 

@@ -66,3 +66,10 @@ def test_what_was_changed_since_it_was_checked_is_not_executed(folder):
     (folder / "kept_top.py").write_text("X = 8\n")
     with pytest.raises(ImportError, match=r"kept_top.py has changed since it was checked"):
         importlib.import_module("kept_top")
+
+
+def test_other_ends_of_lines_are_no_change(folder):
+    """Texts are compared, as they were when they were checked."""
+    path = folder / "kept_top.py"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert importlib.import_module("kept_top").X == 7
