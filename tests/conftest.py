@@ -83,6 +83,26 @@ def home_of_tests(tmp_path_factory):
     os.environ["XDG_STATE_HOME"] = str(shared(tmp_path_factory) / "state")
 
 
+@pytest.fixture(autouse=True)
+def the_environment_stays():
+    """Fail a test that leaves a variable of the environment behind: a later test of the same
+    process would find it, and only in some orders."""
+    before = _variables()
+    yield
+    after = _variables()
+    left = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+    for name in left:  # One test fails, not all that follow.
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    assert left == [], f"left changed in the environment: {', '.join(left)}"
+
+
+def _variables():
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
 @pytest.fixture(scope="module")
 def little_to_collect():
     """Leave what other tests have left out of the many collections of garbage of a test: each of

@@ -49,8 +49,10 @@ def site():
 
 
 def run(*command, cwd):
-    """Run a command to its end, away from the checkout."""
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout
+    """Run a command to its end, away from the checkout. What it said stands beside a failure."""
+    ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, f"{command} ended with {ran.returncode}: {ran.stdout}{ran.stderr}"
+    return ran.stdout
 
 
 def test_the_wheel_claims_one_name(site):

@@ -18,7 +18,9 @@ from ddloco.workers.task_environment import (
 
 @pytest.fixture
 def task(tmp_path, monkeypatch):
-    """Runs a text as user code, in a process whose variables are watched."""
+    """Runs a text as user code, in a process whose variables are watched, and as they were after
+    it."""
+    before = dict(os.environ)
     monkeypatch.setattr(os, "environ", os.environ)
     for name, value in {"LR": "0.03", "TOKEN": "hf_abc", "FLAG": "True", "XLA_FLAGS": "-x"}.items():
         monkeypatch.setitem(os.environ, name, value)
@@ -30,7 +32,12 @@ def task(tmp_path, monkeypatch):
         os.environ.read.pop("PYTEST_CURRENT_TEST", None)  # The tests' own code reads it.
         exec(compile(text, str(path), "exec"), {})  # noqa: S102, the text of this test
 
-    return run
+    yield run
+    for name in {*os.environ, *before} - {"PYTEST_CURRENT_TEST"}:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
 
 
 @pytest.mark.parametrize(
