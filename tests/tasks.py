@@ -325,7 +325,8 @@ class Stateful(Regression):
     def evaluate(self, params: Any, state: Any) -> Any:
         x, y = Stream(1000, 1000).next()
         loss = super().loss(params, (x - state["mean"], y))
-        return {"loss": loss, "mean": jnp.abs(state["mean"]).max()}
+        mean = jnp.abs(state["mean"]).max()
+        return {"loss": loss, "mean": mean, "steps": state["steps"]}
 
 
 def stateful(step_s: float = 0.0) -> Stateful:

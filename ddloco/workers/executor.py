@@ -334,7 +334,8 @@ class WorkExecutor(Doer):
         for p, handle in enumerate(work.fragments):
             start, stop = self.plan.fragment_slice(p)
             region.data[start:stop] = self.layouts.bytes_of(p, self._arrays.get(handle))
-        scored = await self._process.expect(rpc.Score(rpc.span_of(region)), rpc.Scored)
+        request = rpc.Score(rpc.span_of(region), work.counters)
+        scored = await self._process.expect(request, rpc.Scored)
         self._arena.free(region)
         return Evaluated(work.work, scored.loss, scored.metrics)
 
@@ -516,6 +517,6 @@ def step_finished(work: RunStep | Differentiate, trained: rpc.Trained) -> StepFi
     """The event that reports finished steps."""
     done = (trained.loss, trained.tokens, trained.batch, travelling(trained.cursor))
     measured = (trained.data_s, trained.compiling_s)
-    told = (trained.tensors, trained.corrupt, trained.before)
+    told = (trained.tensors, trained.corrupt, trained.before, trained.counters)
     step = work.last if isinstance(work, RunStep) else work.step
     return StepFinished(work.work, step, *done, trained.metrics, *measured, *told)

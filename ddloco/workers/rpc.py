@@ -135,7 +135,8 @@ class Trained(WorkerMessage, frozen=True):
     stream and schedules (see ``data_stream``), the task's own metrics, how long the worker waited
     for batches and compiled the step again, in seconds, which is not part of its state, the sums
     of all tensors after the update (see ``tensor_sums``), fragment after fragment, what had another
-    value when the first step was run twice, if it was checked, and the steps before the last."""
+    value when the first step was run twice, if it was checked, the steps before the last, and the
+    counters of the task's state."""
 
     loss: float
     tokens: int
@@ -147,6 +148,7 @@ class Trained(WorkerMessage, frozen=True):
     tensors: bytes = b""
     corrupt: str = ""
     before: tuple[OneStep, ...] = ()
+    counters: tuple[int, ...] = ()
 
 
 class Updated(WorkerMessage, frozen=True):
@@ -253,9 +255,11 @@ class Update(WorkerMessage, frozen=True):
 
 
 class Score(WorkerMessage, frozen=True):
-    """Compute the held-out loss of the parameters in ``source``; None means the trained ones."""
+    """Compute the held-out loss of the parameters in ``source``, with the ``counters`` of a learner
+    in the task's state; None means what was trained here."""
 
     source: Span | None
+    counters: tuple[int, ...] = ()
 
 
 class Scored(WorkerMessage, frozen=True):

@@ -3,7 +3,8 @@
 Its floating-point leaves (batch statistics, moving averages) are *merged*: they are part of the
 fragments, and the global model has their average. Its other leaves (counters, random keys) are
 *local*: each learner has its own, which travels with its optimizer's moments, in snapshots and to
-a learner that returns. A random key is stored as its numbers.
+a learner that returns. A random key is stored as its numbers. Local leaves that are one whole
+number are *counters*: learners tell them, and the model is evaluated with those of a learner.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ddloco.job.protocol.fragment_plan import STATE
+from ddloco.job.protocol.messages import COUNTERS_MAX
 
 
 class StateLayout:
@@ -32,6 +35,9 @@ class StateLayout:
         paths, self._tree = jax.tree_util.tree_flatten_with_path(shapes)
         self._merges = [jnp.issubdtype(leaf.dtype, jnp.inexact) for _, leaf in paths]
         self._keys = [_key_type(leaf) for _, leaf in paths]
+        self._counters = [n for n, (_, leaf) in enumerate(paths) if _is_counter(leaf)]
+        if len(self._counters) > COUNTERS_MAX:
+            self._counters = []
         named = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
         self.names = [
             STATE + name for name, merges in zip(named, self._merges, strict=True) if merges
@@ -53,6 +59,20 @@ class StateLayout:
             if not merges
         ]
 
+    def counters_of(self, state: Any) -> list[Any]:
+        """The counters of a state; none if it has more than ``COUNTERS_MAX``."""
+        leaves = jax.tree.leaves(state)
+        return [leaves[n] for n in self._counters]
+
+    def with_counters(self, state: Any, counters: Sequence[int]) -> Any:
+        """The state with these counters, as far as they are of its kinds; others stay."""
+        leaves = jax.tree.leaves(state)
+        for n, value in zip(self._counters, counters, strict=False):
+            bounds = np.iinfo(leaves[n].dtype)
+            if bounds.min <= value <= bounds.max:
+                leaves[n] = jnp.full_like(leaves[n], value)
+        return jax.tree.unflatten(self._tree, leaves)
+
     def joined(self, merged: Sequence[Any], local: Sequence[Any]) -> Any:
         """The state of these leaves."""
         parts, others = iter(merged), iter(local)
@@ -61,6 +81,11 @@ class StateLayout:
             leaf = next(parts) if merges else next(others)
             leaves.append(leaf if key is None else key(leaf))
         return jax.tree.unflatten(self._tree, leaves)
+
+
+def _is_counter(leaf: Any) -> bool:
+    whole = leaf.shape == () and jnp.issubdtype(leaf.dtype, jnp.integer)
+    return whole and jnp.iinfo(leaf.dtype).max < 2**63  # So that a message can hold it.
 
 
 def _key_type(leaf: Any) -> Callable[[Any], Any] | None:

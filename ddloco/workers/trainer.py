@@ -246,10 +246,11 @@ class Trainer:
                 return self._differentiate(request)
             case rpc.Update():
                 return self._update_with(request)
-            case rpc.Score(source):
+            case rpc.Score(source, counters):
                 if source is not None:
                     self._begin_state()
                     self._take_in(self._read_in(source))
+                    self._state = self._layout.with_counters(self._state, counters)
                 return self._score()
             case rpc.MeasureDevices():
                 return self._measure()
@@ -463,7 +464,8 @@ class Trainer:
                 now = self._params, self._opt_state, self._state, step.loss
                 twice = self._digests(*now, request.check)
                 corrupt = self._compared(once, twice, request.step, first=first)
-        losses = jax.device_get([each.loss for each in steps])
+        told = [each.loss for each in steps], self._layout.counters_of(self._state)
+        losses, counters = jax.device_get(told)
         *earlier, last = (
             OneStep(float(loss), each.tokens, each.digest)
             for loss, each in zip(losses, steps, strict=True)
@@ -480,6 +482,7 @@ class Trainer:
             tensors=sums(),
             corrupt=corrupt,
             before=tuple(earlier),
+            counters=tuple(int(each) for each in counters),
         )
         self._short = self._batches.is_large
         return msgspec.structs.replace(

@@ -12,6 +12,13 @@ from ddloco.stage.actors.messages import ActorBody
 from transport import Body, Count, Name, Reason
 
 Counts = Annotated[tuple[Count, ...], Meta(max_length=4096)]
+COUNTERS_MAX = 64
+"""A task's state has at most so many counters; with more of them none is told to others."""
+
+Counters = Annotated[
+    tuple[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], ...],
+    Meta(max_length=COUNTERS_MAX),
+]
 Versions = Annotated[
     tuple[Annotated[int, Meta(ge=-1, le=2**63 - 1)], ...],
     Meta(max_length=4096),
@@ -110,6 +117,7 @@ class Progress(Body, frozen=True, omit_defaults=True):
         position: with ``sync.blocking``, the global step that its parameters have come to.
         together: the steps that are done when it reports again.
         busy: the call in which its worker has been for long; empty if there is none.
+        counters: those of the task's state after its last step (``work.StepFinished``).
     """
 
     step: Count
@@ -130,6 +138,7 @@ class Progress(Body, frozen=True, omit_defaults=True):
     position: Count = 0
     together: Annotated[int, Meta(ge=1, le=TOGETHER_MAX)] = 1
     busy: Reason = ""
+    counters: Counters = ()
 
     @property
     def report_s(self) -> float:

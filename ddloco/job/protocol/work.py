@@ -149,7 +149,8 @@ class StepFinished(WorkResult, frozen=True):
     waited for the batches and compiled the step again, in all of these steps: measured times, which
     no replay repeats. ``tensors`` are ``TENSOR_DIGEST_BYTES`` of each tensor after the update, in
     the order of the plan. ``corrupt`` says what had another value when the first of these steps was
-    run twice, and where; no replay repeats that either."""
+    run twice, and where; no replay repeats that either. ``counters`` are those of the task's state
+    after the update (see ``workers.task_state``)."""
 
     step: int
     loss: float
@@ -162,6 +163,7 @@ class StepFinished(WorkResult, frozen=True):
     tensors: bytes = b""
     corrupt: str = ""
     before: tuple[OneStep, ...] = ()
+    counters: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -466,11 +468,13 @@ class Evaluated(WorkResult, frozen=True):
 
 
 class Evaluate(Work, frozen=True):
-    """Compute the held-out loss of the global parameters, given by fragment."""
+    """Compute the held-out loss of the global parameters, given by fragment, with the counters of
+    the learner that has drawn the most batches; without any they are those of ``init_state``."""
 
     result = Evaluated
 
     fragments: tuple[Read, ...]
+    counters: tuple[int, ...] = ()
 
 
 class ModelSaved(WorkResult, frozen=True):

@@ -149,6 +149,7 @@ class Learner(OwnMachine):
         empty: how many of its batches had no tokens.
         busy: the call in which its worker has been for long, and for how long then.
         cursor: the position of its data stream after that.
+        counters: those of the task's state after that.
         step_s: the duration of its steps.
         host: the handle of the copy of all parameters, if it copies all of them after each step.
         copies: the host copies of fragments; None if it copies all parameters instead.
@@ -191,6 +192,7 @@ class Learner(OwnMachine):
     empty: int = 0
     busy: str = ""
     cursor: bytes = b""
+    counters: tuple[int, ...] = ()
     step_s: Recent = field(default_factory=Recent)
     host: str = ""
     copies: HostCopies | None = None
@@ -628,6 +630,7 @@ class Learner(OwnMachine):
         assert (event.work, event.step) == (running.work, before + count), "steps are in order"
         effects: list[Effect] = []
         self.step, self.cursor, self.busy = event.step, event.cursor, ""
+        self.counters = event.counters
         if self._shares_data:
             self.data.drew(event.cursor)
         took_s = at - running.since
@@ -717,6 +720,7 @@ class Learner(OwnMachine):
             corrupt=self.corrupt,
             together=self.together,
             busy=self.busy,
+            counters=self.counters,
             position=max(self.lockstep.position, 0) if self.lockstep is not None else 0,
         )
 

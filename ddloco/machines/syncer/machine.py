@@ -284,8 +284,10 @@ class Syncer(OwnMachine):
             case WorkerBusy():
                 return [event.observed()]
             case ModelSaved() if self.shutdown is not None:
-                pacing = self._trained.rounds.pacing
-                return self.shutdown.announce(at, self._linked_peers(), pacing.report_s)
+                rounds = self._trained.rounds
+                linked, report_s = self._linked_peers(), rounds.pacing.report_s
+                counters = rounds.membership.counters[1]
+                return self.shutdown.announce(at, linked, report_s, counters)
             case WorkFailed():
                 return self._work_failed(event)
             case StopRequested(reason):

@@ -45,6 +45,8 @@ class Membership(Struct, forbid_unknown_fields=True):
         batches: for each actor, the reported number of batches drawn from its shard.
         cursors: for each actor, a number of batches and the position of its data stream and
             schedules after them; see ``Progress``.
+        counters: the most batches that a learner has reported, and the counters of the task's
+            state that it had then.
         reasons: for each incarnation, why its last rejected contribution was rejected; the newest
             is the last.
         accounts: what learners report and what becomes of it, counted.
@@ -59,6 +61,7 @@ class Membership(Struct, forbid_unknown_fields=True):
     refused: dict[str, int] = {}
     batches: dict[str, int] = {}
     cursors: dict[str, tuple[int, bytes]] = {}
+    counters: tuple[int, tuple[int, ...]] = (0, ())
     reasons: dict[str, str] = {}
     accounts: Accounts = field(default_factory=Accounts)
     data: DataRoster = field(default_factory=DataRoster)
@@ -75,6 +78,8 @@ class Membership(Struct, forbid_unknown_fields=True):
         if problem is None:
             self.reported[member.peer] = None
             self.accounts.report(member.incarnation, progress)
+            if progress.counters and progress.batches >= self.counters[0]:
+                self.counters = progress.batches, progress.counters
             if member.fresh:
                 self.stale.pop(member.peer, None)
         return problem

@@ -63,13 +63,20 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         self.fragments = fragments
         return [SaveModel(saving, fragments, self.status == "done")]
 
-    def announce(self, at: float, peers: Sequence[str], report_s: float | None) -> list[Effect]:
-        """The model is saved: stop the learners, and evaluate."""
+    def announce(
+        self,
+        at: float,
+        peers: Sequence[str],
+        report_s: float | None,
+        counters: tuple[int, ...] = (),
+    ) -> list[Effect]:
+        """The model is saved: stop the learners, and evaluate, with these counters of the task's
+        state."""
         self.saved = True
         return [
             *(self.stop(peer) for peer in peers),
             Observe("evaluating", {"t": self.t}),
-            Evaluate(self.evaluating, self.fragments),
+            Evaluate(self.evaluating, self.fragments, counters),
             *self._wait(at, bool(peers), report_s),
         ]
 

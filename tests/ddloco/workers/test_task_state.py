@@ -126,14 +126,20 @@ def test_learners_begin_with_keys_of_their_own(arena):
 
 
 def test_the_held_out_loss_is_of_the_merged_state(arena):
-    """A syncer's worker has the model's fragments, and the rest as `init_state` makes it."""
+    """A syncer's worker has the model's fragments, the counters of a learner as far as they are
+    told and of their kind, and the rest as `init_state` makes it."""
     harness = Harness(arena, task=STATEFUL)
     harness.begin()
     harness.train()
+    assert harness.trainer._last.counters == (1,)
     trained, syncer = harness.state(), Harness(arena, task=STATEFUL)
-    scored = syncer.ask(rpc.Score(rpc.Span(trained.offset, syncer.plan.total_bytes)))
+    span = rpc.Span(trained.offset, syncer.plan.total_bytes)
+    scored = syncer.ask(rpc.Score(span))
+    told = [syncer.ask(rpc.Score(span, each)).metrics["steps"] for each in ((7,), (2**40,), ())]
     mean = np.abs(np.asarray(harness.trainer._state["mean"])).max()
 
+    assert told == [7, 7, 7]  # A syncer evaluates once; what is none changes nothing.
+    assert scored.metrics["steps"] == 0
     assert pytest.approx(mean) == scored.metrics["mean"]
     assert 0 < mean
 

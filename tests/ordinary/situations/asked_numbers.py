@@ -69,6 +69,21 @@ class Random(model.Net):
         return Drawn(shard, seed)
 
 
+class Average(model.Net):
+    """Averages its weights, with a count of the steps that corrects the average."""
+
+    def init_state(self, key):
+        return {"mean": jnp.zeros(8), "count": jnp.zeros((), jnp.int32)}
+
+    def loss(self, params, batch, state):
+        mean = 0.9 * state["mean"] + 0.1 * jax.lax.stop_gradient(params["out"])
+        return super().loss(params, batch), {"mean": mean, "count": state["count"] + 1}
+
+    def evaluate(self, params, state):
+        mean = state["mean"] / (1 - 0.9 ** state["count"])
+        return float(super().loss({**params, "out": mean}, model.Rows(999, 0, rows=64).next()))
+
+
 class Search(model.Net):
     """An optimizer that asks for the loss at other parameters."""
 

@@ -260,3 +260,12 @@ def test_a_replaced_incarnation_is_known_after_a_restart(three):
     assert "newer incarnation" in seen.fields["reason"]
     again.join(2.0, A2, A2)
     assert [-1, -1] == again.merged[A2]
+
+
+def test_the_counters_of_whoever_has_drawn_most_are_kept(three):
+    """They outlive its link; a report without any says nothing."""
+    for peer, batches, counters in ((A1, 5, (5,)), (B1, 9, (8,)), (C1, 7, (7,)), (A1, 20, ())):
+        said = Progress(1, 1.0, (0, 0), (1, 1), (8, 8), batches=batches, counters=counters)
+        assert three.report(1.0, three.members[peer], said) is None
+    three.lose(B1)
+    assert three.counters == (9, (8,))
