@@ -75,7 +75,8 @@ class PeerLost(Event, frozen=True):
 
 
 class Superseded(Event, frozen=True):
-    """The peer has followed a later incarnation of this actor, whose number is ``number``."""
+    """The peer has followed another incarnation of this actor, whose number is ``number``: a later
+    one, or one of the same number that was recorded elsewhere."""
 
     peer: str
     number: int

@@ -96,8 +96,9 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         links: the links by peer.
         agreement: what a peer that dials must agree to; None if links are not accepted.
         runs: the runs whose members are accepted.
-        linked: whether there has been a link.
-        claims: who names a later incarnation of this actor, and since when.
+        linked: whether a link has been made or used in this run.
+        claims: who names another incarnation of this actor, and since when.
+        begun: the number of its events when this run began from a snapshot; 0 if it did not.
     """
 
     counters: dict[str, int] = {}
@@ -106,6 +107,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
     runs: AcceptedRuns = field(default_factory=AcceptedRuns)
     linked: bool = False
     claims: dict[str, float] = {}
+    begun: int = 0
 
     def peers(self) -> list[str]:
         """The peers whose link is up, sorted by name as bytes."""
@@ -189,7 +191,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
 
     def renew(self, agreement: dict[str, str]) -> None:
         """Require ``agreement`` from now on, and forget runs and agreements of an earlier run."""
-        self.runs = AcceptedRuns()
+        self.runs, self.begun, self.linked = AcceptedRuns(), self.clock.number, False
         if self.agreement is not None:
             self.agreement = agreement
         for link in self.links.values():
@@ -356,6 +358,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
 
     def _taken(self, link: Link, lane: LaneState, event: MessageArrived[Any]) -> Heard:
         """Count a message that is passed on to the machine, and return credit if it is due."""
+        self.linked = True
         lane.taken += 1
         owed = (lane.taken - lane.credited) / WINDOW_MESSAGES[event.lane]
         if owed >= OWED_SHARE_MAX:
@@ -405,18 +408,15 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
             self._count("false name")
             return [], []
         refused = self._objection(hello)
+        followed = self._followed(event) if refused is None or refused.again else None
+        if followed is not None and self._is_believed(at, event):
+            return self._superseded(event, followed)
+        if followed is not None and (self.claims or refused is None):
+            self._count(ALONE)
+            return [], []
         if refused is not None:
             self._count("refused at the handshake")
             return [], self.out_of_band(event, refused)
-        followed = self._followed(event)
-        if followed is not None and not self._is_believed(at, event):
-            self._count(ALONE)
-            return [], []
-        if followed is not None:
-            self._count("superseded" if self.linked else SUPERSEDED_UNLINKED)
-            later = f"{actor_of(self.clock.me)}.{followed.number}"
-            self.clock.end(later, event.clock[later])
-            return [followed], []
         heard: list[Event] = []
         effects: list[Effect] = []
         ahead = event.session - (0 if link is None else link.session)
@@ -443,17 +443,36 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         return heard, effects
 
     def _followed(self, event: MessageArrived[Any]) -> Superseded | None:
-        """A later incarnation of this actor in the clock of a Hello; None if there is none.
+        """Another incarnation of this actor in the clock of a Hello that is not an earlier one;
+        None if there is none.
 
         The actor has come back without knowing its number, as with an empty folder, or it was cut
         off and succeeded.
         """
         me, own = actor_of(self.clock.me), number_of(self.clock.me)
         number = max((number_of(each) for each in event.clock if actor_of(each) == me), default=0)
-        return Superseded(event.peer, number) if 0 < number - own <= NUMBERS_AHEAD_MAX else None
+        if number == own:
+            known = self._is_another(event.clock.get(self.clock.me, 0), event.body.run)
+        else:
+            known = 0 < number - own <= NUMBERS_AHEAD_MAX
+        return Superseded(event.peer, number) if known else None
+
+    def _is_another(self, count: int, run: str) -> bool:
+        """Whether so many events of an actor with the name and number of this one were another's:
+        they have not happened here, or a member of another run knows more of them than that run had
+        when this one began from its snapshot."""
+        elsewhere = run and self.runs.own and run != self.runs.own
+        return count > (self.begun if elsewhere else self.clock.number)
+
+    def _superseded(self, event: MessageArrived[Any], followed: Superseded) -> Heard:
+        self._count("superseded" if self.linked else SUPERSEDED_UNLINKED)
+        later = f"{actor_of(self.clock.me)}.{followed.number}"
+        if later != self.clock.me:
+            self.clock.end(later, event.clock[later])
+        return [followed], []
 
     def _is_believed(self, at: float, event: MessageArrived[Any]) -> bool:
-        """Whether a peer is believed that names a later incarnation of this actor: never while
+        """Whether a peer is believed that names another incarnation of this actor: never while
         others are linked, who know of none; at once if another peer names one, too; else after a
         while in which nobody else came. One peer's word alone ends no actor that is of use."""
         who = actor_of(event.peer)

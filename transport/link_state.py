@@ -26,7 +26,7 @@ SESSIONS_AHEAD_MAX = 2**20
 """How far a session number may exceed the previous one (0 for a new link): that many dials take
 weeks. A number near the maximum would leave none for the next dial."""
 
-ALONE = "one peer alone names a later incarnation"
+ALONE = "one peer alone names another incarnation"
 """The counter of a Hello that is not answered since nobody else says the same."""
 
 CLAIM_S, CLAIMS_MAX = 10.0, 64

@@ -153,8 +153,8 @@ def dial_anew(pair, *, settled, run="b"):
     out by itself."""
     for lane in LANES:
         pair.queues[HUB, lane].clear()
-    fresh = type(pair.hub)("hub.2", HUB)
-    pair.hub = fresh
+    number = int(pair.hub.links.clock.me.removeprefix("hub."))
+    pair.hub = type(pair.hub)(f"hub.{number + 1}", HUB)
     pair.ask(pair.hub, Listen(AGREED, run, settled))
     pair.tell(pair.spoke, LaneBroken(HUB, BULK, "reset"))
     pair.fire(pair.spoke)
@@ -184,7 +184,7 @@ def test_a_member_of_another_run_takes_part_until_this_one_is_settled(new_pair):
     assert [] == pair.hub.heard
     pair.ask(pair.spoke, Dial(HUB, AGREED))
     pair.settle()
-    assert PeerJoined(HUB, "hub.2") == pair.spoke.heard[-1]
+    assert PeerJoined(HUB, "hub.3") == pair.spoke.heard[-1]
 
 
 def begin_as(pair, me):
@@ -230,7 +230,7 @@ def test_one_peer_alone_does_not_end_an_actor(new_pair):
     before = len(pair.hub.heard)
     pair.tell(pair.hub, hello)
     assert before == len(pair.hub.heard)
-    assert 1 == pair.hub.links.counters["one peer alone names a later incarnation"]
+    assert 1 == pair.hub.links.counters["one peer alone names another incarnation"]
     assert [SPOKE] == [*pair.hub.links.peers()]
     for lane in LANES:
         pair.tell(pair.hub, LaneBroken(SPOKE, lane, "reset"))
@@ -267,9 +267,30 @@ def test_two_peers_that_say_the_same_are_believed_at_once(new_pair):
             pair.hub, MessageArrived(f"{name}.1", CONTROL, f"{name}.1", 1, 0, forged, Hello(AGREED))
         )
     assert [Superseded("two.1", 2)] == pair.hub.heard
-    assert {"one peer alone names a later incarnation": 1, SUPERSEDED_UNLINKED: 1} == (
+    assert {"one peer alone names another incarnation": 1, SUPERSEDED_UNLINKED: 1} == (
         pair.hub.links.counters
     )
+
+
+def test_another_one_of_the_same_number_is_noticed(new_pair):
+    """Somebody else, in another folder, had this name and number: members of another run know of
+    it, or an event of it is known that is yet to happen here. Members of its run are not sent away
+    before that."""
+    pair = new_pair()
+    pair.ask(pair.hub, Listen(AGREED, "b", settled=True))
+
+    def hello(who, count, run):
+        known = {who: 1, "hub.1": count}
+        return MessageArrived(who, CONTROL, who, 1, 0, known, Hello(AGREED, run))
+
+    pair.tell(pair.hub, hello(SPOKE, 0, "a"))
+    assert {"refused at the handshake": 1} == pair.hub.links.counters
+    assert not pair.hub.links.claims
+    pair.tell(pair.hub, hello("one.1", 1, "a"))
+    pair.tell(pair.hub, hello("two.1", 900, "b"))
+    assert [Superseded("two.1", 1)] == pair.hub.heard
+    assert 1 == pair.hub.links.counters[SUPERSEDED_UNLINKED]
+    assert 1 == pair.hub.links.counters["refused at the handshake"]
 
 
 def test_the_welcome_of_an_older_incarnation_is_stale(new_pair):

@@ -571,7 +571,11 @@ class Rounds(Struct, forbid_unknown_fields=True):
             effects += self._leave_out(sync, {peer: reason})
         if sync.adopts:
             base = max(part.said.base for part in sync.parts.values())
-            reason = f"version {base} of fragment {p}, where this syncer has {mine}"
+            outer = f"goes on from version {mine}" if mine else "begins anew"
+            reason = (
+                f"version {base} of fragment {p}, where this syncer has {mine}: what was merged "
+                f"between is on no tape here, and the outer optimizer {outer}"
+            )
             fields = {"t": sync.t, "fragment": p, "learners": list(sync.parts), "reason": reason}
             effects.append(Observe("goes on from learners", fields))
         return effects

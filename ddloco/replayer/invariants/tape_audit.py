@@ -89,6 +89,19 @@ class TapeRole:
         self.at = 0.0
 
 
+def _began_elsewhere(tapes: Sequence[Tape]) -> list[str]:
+    """The incarnations that did not begin with the folder of the one before: with a copy of it, or,
+    since that one has no tape here, perhaps with an empty one."""
+    known = {each.incarnation for each in tapes}
+    found = []
+    for each in tapes:
+        actor, number = actor_of(each.incarnation), number_of(each.incarnation)
+        gone = number > 1 and f"{actor}.{number - 1}" not in known
+        if gone or FROM_COPY in each.header.facts:
+            found.append(each.incarnation)
+    return found
+
+
 class Audit:
     """Audits the tapes of one run, one after the other; tapes of the same actor in order.
 
@@ -108,9 +121,8 @@ class Audit:
         )
         first = self._tapes[0]
         self._stage = TapeStage(job_from(first.header.job, f"{first.path} (header)"))
-        copied = [each.incarnation for each in tapes if FROM_COPY in each.header.facts]
         self._checks: list[InvariantCheck[Any, Any]] = [
-            Merging(), Learning(), Causal(), Durable(copied), *more
+            Merging(), Learning(), Causal(), Durable(_began_elsewhere(tapes)), *more
         ]  # fmt: skip
         self._invariants = [*INVARIANTS, *(name for each in more for name in each.invariants)]
         self._tokens = MergedTokens()

@@ -423,7 +423,7 @@ class Durable(InvariantCheck[Stage, Incarnation]):
 
     Args:
         from_copies: the incarnations of which this is not promised, because they began with a copy
-            of another host's folder.
+            of the folder of the one before, or without it.
     """
 
     invariants = ("ack-after-durable",)

@@ -199,6 +199,7 @@ class Actor(Struct, Generic[M, B, W, T], forbid_unknown_fields=True):
         snapshots = self.snapshots
         if type(fact) is Superseded:
             later = f"{actor_of(self.incarnation)}.{fact.number}"
+            later = f"another {later}" if later == self.incarnation else later
             reason = f"{fact.peer} has followed {later}; started again, this is the one after it"
             fact = LeaveRequested(reason)
         if snapshots.concerns(fact):

@@ -231,18 +231,19 @@ async def _act(
 
 
 def _note_followed(folder: Path, links: Links[Any]) -> None:
-    """Note the number of a later incarnation that others have followed, for the next start.
+    """Note the number of another incarnation that others have followed, for the next start.
 
     The tape of an incarnation that has done nothing else is set aside: another one, which they have
     also followed, had its name.
     """
     me = links.clock.me
-    newest = links.clock.newest(actor_of(me))
-    if newest <= number_of(me):
+    unlinked = SUPERSEDED_UNLINKED in links.counters
+    newest = max(links.clock.newest(actor_of(me)), number_of(me))
+    if newest == number_of(me) and not unlinked:
         return
     with suppress(OSError, RecordError):  # Then it hears of it again.
         NumberRecord(folder).note(actor_of(me), newest)
-        if SUPERSEDED_UNLINKED in links.counters:
+        if unlinked:
             tape = folder / TAPES / f"{me}{SUFFIX}"
             tape.rename(tape.with_suffix(".superseded"))
 
