@@ -5,8 +5,10 @@ import pytest
 
 from ddloco.replayer.comparer import MEASURED
 from snapshot import Store
+from tests.commands import here
+from tests.installed import CHECKOUT
 from tests.processes.changed_tapes import change_one, events_of, fields_of
-from tests.processes.conftest import replay
+from tests.processes.conftest import JOB, QUORUM, SNAPSHOTS, recorded_once, replay
 
 FACTS = {
     **{f"StepFinished: {field}": "how long it took" for field in MEASURED},
@@ -14,15 +16,43 @@ FACTS = {
 }
 """Fields that no replay can compute, and on which no decision depends."""
 
-SHARE = 80
-"""One in so many fields is changed by the fast tests, all by the slow ones."""
+BOUNDED = '\n[tape]\nkeep = "2 snapshots"\nship = false\n'
+PROGRAM = "tests.processes.test_programs:bounded"
 
 
-@pytest.mark.parametrize("kind", ["pictured", "resumed"])
-@pytest.mark.parametrize("share", [SHARE, pytest.param(1, marks=pytest.mark.slow)])
-def test_no_change_is_called_identical(request, tmp_path, kind, share):
-    """Whatever field of whatever kind of event and message it is in."""
-    folder = request.getfixturevalue(kind).run_folder
+@pytest.fixture(scope="module")
+def runs(request, tmp_path_factory):
+    """Records a run of a kind: with snapshots; one that continued from one; one whose tapes lack
+    what was before its last two; and one of own actors, whose tapes lack it, too."""
+
+    def recorded(kind):
+        if kind == "bounded":
+            text = JOB + SNAPSHOTS + BOUNDED
+            return recorded_once(tmp_path_factory, "bounded", text, QUORUM).run_folder
+        if kind != "own":
+            return request.getfixturevalue(kind).run_folder
+        folder = tmp_path_factory.mktemp("own") / "run"
+        done = here("perform", PROGRAM, "--set=versions=200", "--dir", str(folder), cwd=CHECKOUT)
+        assert done.returncode == 0, done.stderr
+        return folder
+
+    return recorded
+
+
+@pytest.mark.parametrize(
+    ("kind", "share"),
+    [
+        *(("pictured", 80), ("resumed", 80), ("bounded", 40), ("own", 12)),
+        *(
+            pytest.param(kind, 1, marks=pytest.mark.slow)
+            for kind in ("pictured", "resumed", "bounded", "own")
+        ),
+    ],
+)
+def test_no_change_is_called_identical(runs, tmp_path, kind, share):
+    """Whatever field of whatever kind of event and message it is in: one in so many of them in the
+    fast tests, all in the slow ones."""
+    folder = runs(kind)
     assert replay(folder).returncode == 0
     unnoticed = []
     for name, where in sorted(fields_of(folder).items())[::share]:
