@@ -23,9 +23,6 @@ from snapshot import Manifest, SnapshotError, Store, load_tensors
 GLOBAL = re.compile(r"theta/([0-9]+)/([0-9]+)")
 """The name of a fragment's entry in a syncer's part: its number, and the parameters' version."""
 
-PARENTS_MAX = 3
-"""How far above a snapshot or a model file its run folder may be."""
-
 
 class PlaceError(ValueError):
     """The user named a place, snapshot or file that cannot be used."""
@@ -96,12 +93,16 @@ def tensors_at(path: Path | str) -> dict[str, NDArray[Any]]:
 
 
 def job_near(path: Path | str) -> tuple[Job | None, Path]:
-    """The job of the run that a path belongs to, and its run folder, if that is there."""
+    """The job of the run that a path belongs to, and its run folder, if that is there: the path
+    itself, or the folder in which a run has its model file or its snapshots. A job file elsewhere
+    above the path may be of anybody."""
     here = Path(path).absolute()
-    for folder in (here, *here.parents[:PARENTS_MAX]) if "://" not in str(path) else ():
-        if (folder / JOB_FILE).is_file():
-            return load_job(folder / JOB_FILE), folder
-    return None, Path()
+    folder = here
+    if here.parts[-2:] == MODEL_FILE.parts or here.parent.name == SNAPSHOTS:
+        folder = here.parent.parent
+    if "://" in str(path) or not (folder / JOB_FILE).is_file():
+        return None, Path()
+    return load_job(folder / JOB_FILE), folder
 
 
 class Model(NamedTuple):

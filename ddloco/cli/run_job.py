@@ -24,7 +24,7 @@ from ddloco.job.protocol.status import Numbers
 from ddloco.machines.syncer.shutdown import DIVERGED
 from ddloco.monitoring.metrics import Sink, metrics_in_words
 from ddloco.monitoring.status_view import interval_in_words
-from ddloco.stage.actors.observations import DISREGARDED, UNUSED
+from ddloco.stage.actors.observations import DISREGARDED, SNAPSHOTS_FAILED, UNUSED
 from ddloco.stage.files.run_folder import LOSS_FILE, SNAPSHOTS, TAPES
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
@@ -166,6 +166,8 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
     say(f"{scored}{more} at global step {result['t']}, {result['merges']:,} merges")
     for learner, said in result.get(DISREGARDED, {}).items():
         say(f"{learner} {said}")
+    if failures := result.get(SNAPSHOTS_FAILED):
+        say(failures)
     if result["status"] == "stopped":
         say("the job was stopped before its end")
     if result["status"] == "done" and not result["merges"]:

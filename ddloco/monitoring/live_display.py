@@ -108,6 +108,8 @@ class Board:
     news: list[str] = field(default_factory=list[str])
     """Warnings that have not been printed yet, where there is no terminal."""
     result: dict[str, Any] | None = None
+    discarded: int = 0
+    """Snapshots that have failed."""
     reached: int = 0
     """The highest global step of a merge."""
     evaluating: bool = False
@@ -152,6 +154,10 @@ class Board:
                 )
             case "evaluating":
                 self.evaluating = True
+            case "snapshot discarded":
+                self.discarded += 1
+                if self.discarded.bit_count() == 1:  # The first, second, fourth, and so on.
+                    self._warn(f"snapshots that failed: {self.discarded}; {line['reason']}")
             case "worker busy":
                 said = f"its worker has been in {line['call']} for {line['for_s']:.0f} s"
                 self._warn(f"{line['actor']}: {said}")

@@ -273,6 +273,8 @@ def test_a_place_that_cannot_be_written(pictures, tmp_path, form):
     assert "held-out loss" in ended.stdout
     begun, discarded = pictures.seen("snapshot begun"), pictures.seen("snapshot discarded")
     assert len(begun) == len(discarded) >= 2
+    assert "snapshots that failed: 2; syncer.1, who began it: " in ended.stdout
+    assert f"{len(begun)} of {len(begun)} snapshots failed; the last: syncer.1" in ended.stdout
     for line in discarded:
         assert "syncer.1, who began it: " in line["reason"]
         assert line["reason"].endswith("cannot be written: Not a directory")

@@ -211,7 +211,8 @@ class Coordinator(OwnMachine):
             case Restored():
                 return self._go_on(at)
             case Evaluated(_, loss, metrics) if self.shutdown is not None:
-                return self.shutdown.result(loss, metrics, self.final)
+                failures = self.snapshots.failures
+                return self.shutdown.result(loss, metrics, self.final, failures)
             case WorkerBusy():
                 return [event.observed()]
             case ModelSaved() if self.shutdown is not None:
@@ -455,7 +456,7 @@ class Coordinator(OwnMachine):
         if shutdown is not None and event.work == shutdown.evaluating:
             return [
                 Observe("not evaluated", {"reason": event.reason}),
-                *shutdown.result(None, numbers=self.final),
+                *shutdown.result(None, None, self.final, self.snapshots.failures),
             ]
         status = "bad-input" if event.kind == "task" else "failed"
         farewells = [Hangup(peer, event.reason) for peer in self.membership.members]

@@ -280,7 +280,8 @@ class Syncer(OwnMachine):
             case Restored(run=run) if self.rounds is not None:
                 return self._go_on(at, run)
             case Evaluated(_, loss, metrics) if self.shutdown is not None:
-                return self.shutdown.result(loss, metrics, self.final)
+                failures = self.snapshots.failures
+                return self.shutdown.result(loss, metrics, self.final, failures)
             case WorkerBusy():
                 return [event.observed()]
             case ModelSaved() if self.shutdown is not None:
@@ -817,7 +818,7 @@ class Syncer(OwnMachine):
         shutdown = self.shutdown
         if shutdown is not None and event.work == shutdown.evaluating:
             seen = Observe("not evaluated", {"reason": event.reason})
-            return [seen, *shutdown.result(None, numbers=self.final)]
+            return [seen, *shutdown.result(None, None, self.final, self.snapshots.failures)]
         ours = event.kind != "task"
         status: Status = "failed" if ours else "bad-input"
         relays = self.rounds.sites.relays if self.rounds is not None else ()

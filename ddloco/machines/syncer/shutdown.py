@@ -17,7 +17,7 @@ from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.timers import ShutdownDeadline
 from ddloco.job.protocol.work import Evaluate, SaveModel
 from ddloco.stage.actors.effects import Finish, Observe, Status
-from ddloco.stage.actors.observations import DISREGARDED, RESULT, UNUSED
+from ddloco.stage.actors.observations import DISREGARDED, RESULT, SNAPSHOTS_FAILED, UNUSED
 from transport import CONTROL, CancelTimer, Effect, Hangup, Send, SetTimer
 
 SHUTDOWN_STEPS = 10
@@ -133,10 +133,12 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         loss: float | None,
         metrics: dict[str, float] | None = None,
         numbers: Numbers | None = None,
+        snapshots: str = "",
     ) -> list[Effect]:
         """Log the result: the held-out loss, None if the model could not be evaluated; the task's
-        other metrics; and the job's numbers. A model whose loss is not finite is of no use: its job
-        has failed, and the result's status is "diverged"."""
+        other metrics; the job's numbers; and which snapshots have failed, in words. A model whose
+        loss is not finite is of no use: its job has failed, and the result's status is
+        "diverged"."""
         self.evaluated = True
         status: str = self.status
         if loss is not None and not isfinite(loss) and status in ENDED_WELL:
@@ -146,6 +148,7 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         fields |= asdict(numbers) if numbers is not None else {}
         fields |= {DISREGARDED: self.disregarded} if self.disregarded else {}
         fields |= {UNUSED: self.unused} if self.unused else {}
+        fields |= {SNAPSHOTS_FAILED: snapshots} if snapshots else {}
         return [Observe(RESULT, {**fields, "metrics": metrics} if metrics else fields)]
 
     @property

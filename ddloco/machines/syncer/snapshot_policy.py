@@ -25,6 +25,9 @@ class SnapshotPolicy(Struct, forbid_unknown_fields=True):
         under_way: how many snapshots are in progress.
         owed: whether the last snapshot waits for an earlier one to end.
         dirty: whether anything was merged since a snapshot was taken last.
+        settled: how many snapshots have ended, complete or not.
+        failed: how many of them are not complete.
+        problem: why the last of those is not.
     """
 
     step: int = 0
@@ -32,6 +35,15 @@ class SnapshotPolicy(Struct, forbid_unknown_fields=True):
     under_way: int = 0
     owed: bool = False
     dirty: bool = False
+    settled: int = 0
+    failed: int = 0
+    problem: str = ""
+
+    @property
+    def failures(self) -> str:
+        """How many snapshots have failed, in words; empty if none has."""
+        said = f"{self.failed} of {self.settled} snapshots failed; the last: {self.problem}"
+        return said if self.failed else ""
 
     def begin(self, at: float, table: SnapshotTable) -> list[Effect]:
         """Set the timer of the periodic snapshots."""
@@ -73,6 +85,10 @@ class SnapshotPolicy(Struct, forbid_unknown_fields=True):
     def heard(self, event: SnapshotRequested | SnapshotSettled) -> list[Effect]:
         """Count a snapshot that was requested from outside, or one that has ended."""
         self.under_way += 1 if isinstance(event, SnapshotRequested) else -1
+        if isinstance(event, SnapshotSettled):
+            self.settled += 1
+            if event.failed:  # What it would have held is in no snapshot yet.
+                self.failed, self.problem, self.dirty = self.failed + 1, event.failed, True
         if self.last is not False or self.under_way:
             return []
         if self.owed:

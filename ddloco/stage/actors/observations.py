@@ -12,6 +12,9 @@ RESULT = "result"
 UNUSED = "unused"
 """The field of a result with the learners whose work was never used, by name."""
 
+SNAPSHOTS_FAILED = "snapshots_failed"
+"""The field of a result that says how many snapshots have failed, and why the last one."""
+
 DISREGARDED = "disregarded"
 """Log event of a learner whose contributions are refused again and again."""
 

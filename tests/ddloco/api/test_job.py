@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +87,16 @@ def test_parameters_of_another_task_are_refused(finished, tmp_path):
         ddloco.load(finished.path, "tests.tasks:none")
     with pytest.raises(ddloco.ConfigError, match="no run folder, no model file and no snapshot"):
         ddloco.load(tmp_path / "nothing")
+
+
+def test_a_job_file_of_somebody_else_decides_nothing(finished, tmp_path):
+    """A model file away from its run has neither options nor a seed, whatever lies above it."""
+    (tmp_path / "job.toml").write_text('[job]\ntask = "x:y"\n[task]\nno_such_option = 1\n')
+    (tmp_path / "mine").mkdir()
+    for place in ("model.safetensors", "mine/model.safetensors"):
+        shutil.copy(finished.result.model, tmp_path / place)
+        again = ddloco.load(tmp_path / place, "tests.tasks:regression")
+        assert all(map(np.array_equal, jax.tree.leaves(again), jax.tree.leaves(finished.params)))
 
 
 def test_a_handle_watches_snapshots_and_stops(tmp_path):

@@ -127,3 +127,17 @@ def test_the_end_of_a_syncer_alone_waits_for_no_snapshot():
     policy = Policy(SnapshotTable(every_s=5.0))
     assert [] == policy.end(9.0, 0)
     assert policy.over
+
+
+def test_what_failed_is_counted_and_owed_again():
+    """What a failed snapshot would have held is in none yet, so the next one is worth taking."""
+    policy = Policy(SnapshotTable(every_s=5.0))
+    assert "" == policy.machine.failures
+    policy.merged(3)
+    for _ in range(2):
+        assert TakeSnapshot() in policy.periodic(6.0, 0)
+        policy.heard(SnapshotSettled("syncer.1:7", "no space"))
+    assert "2 of 2 snapshots failed; the last: no space" == policy.machine.failures
+    assert TakeSnapshot() in policy.periodic(9.0, 0)
+    policy.heard(SETTLED)
+    assert TakeSnapshot() not in policy.periodic(12.0, 0)
