@@ -25,6 +25,10 @@ class Divergence(Exception):  # noqa: N818, a difference is a finding, not an er
         clock: the actor's clock at that event.
         hint: what kind of difference it is, in words, where that is known.
         context: the events that led to it, oldest first, as text.
+        happened: the event itself.
+        values: what differs, as recorded and as the replay has it.
+        work: what asked for the result that differs; None if it is no result, or that is unknown.
+        tensor: the first tensor that differs, where that is known.
     """
 
     actor: str
@@ -36,6 +40,10 @@ class Divergence(Exception):  # noqa: N818, a difference is a finding, not an er
     event: str = ""
     context: tuple[str, ...] = field(default=())
     hint: str = ""
+    happened: Any = None
+    values: tuple[Any, Any] = (None, None)
+    work: Any = None
+    tensor: str = ""
 
     def __str__(self) -> str:
         """One line: where, and what kind of difference."""
@@ -67,6 +75,7 @@ class Divergence(Exception):  # noqa: N818, a difference is a finding, not an er
             "clock": self.clock,
             "at": self.event,
             "hint": self.hint,
+            "tensor": self.tensor,
             "before": list(self.context),
         }
 

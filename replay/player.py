@@ -111,7 +111,9 @@ class Player(Generic[E]):
         elif outcome is not None and (outcome.count != len(effects) or outcome.digest != digest):
             expected = f"{outcome.count} effects, digest {outcome.digest.hex()}"
             actual = f"{len(effects)} effects, digest {digest.hex()}: {effects}"
-            raise self.differs(record, event, "effects", expected, actual)
+            found = self.differs(record, event, "effects", expected, actual)
+            found.values = (outcome.count, effects)
+            raise found
         self.played += 1
         self._context.append((record.n, event))
         return effects
@@ -123,22 +125,26 @@ class Player(Generic[E]):
         aspect: Aspect,
         expected: Any,
         actual: Any,
-        *,
-        hint: str = "",
     ) -> Divergence:
-        """The divergence at this event; its ``clock`` includes the event itself."""
+        """The divergence at this event; its ``clock`` includes the event itself. ``expected`` and
+        ``actual`` are its values."""
         known = {**self.actor.clock.wire(), **record.clock, self.tape.incarnation: record.n}
         return Divergence(
             actor=self.tape.incarnation,
             number=record.n,
             aspect=aspect,
-            expected=str(expected),
-            actual=str(actual),
+            expected=_text(expected),
+            actual=_text(actual),
+            happened=event,
+            values=(expected, actual),
             clock=dict(sorted(known.items(), key=lambda item: item[0].encode())),
-            hint=hint,
             event=event_line(event),
             context=tuple(f"{self.tape.incarnation}:{n} {event_line(e)}" for n, e in self._context),
         )
+
+
+def _text(value: Any) -> str:
+    return event_line(value) if isinstance(value, msgspec.Struct) else str(value)
 
 
 def event_line(event: Any) -> str:

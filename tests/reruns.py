@@ -16,7 +16,9 @@ FOLDERS = {
 }
 """Where the tests are that run a second time, and why they may fail without a mistake."""
 
-DIFFERENCE = re.compile(r"DIVERGENCE|[\"']divergence[\"']: \{|Divergence\(|differs in its \w+")
+DIFFERENCE = re.compile(
+    r"DIFFERENT [A-Z]+: |DIVERGENCE|[\"']divergence[\"']: \{|Divergence\(|differs in its \w+"
+)
 """In what people read, in what ``--json`` prints, in a report and in an exception."""
 
 _differed: list[str] = []

@@ -27,7 +27,7 @@ def test_planted():
 
 LATE = "assert not first, 'not so within 60 s'"
 EVER = "raise AssertionError('never so')"
-SAID = "look_at('events...\\nDIVERGENCE at learner-0.1:7 (result)'); assert not first"
+SAID = "look_at('events...\\nDIFFERENT DATA: the batch of inner step 2'); assert not first"
 SHOWN = "assert not first, 'identical, or DIVERGENCE at learner-0.1:7 (result)'"
 JSON = """look_at('{"identical": false, "divergence": {"actor": "x"}}'); assert not first"""
 EQUAL = """look_at('{"identical": true, "divergence": null}'); assert not first"""

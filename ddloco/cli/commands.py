@@ -307,6 +307,7 @@ folder RUN:path                   the run folder, or one tape
                                   also there
 ~--shell                          with --until: a Python prompt there
 @salvage
+--verbose                         with a difference: also the whole events and what led to them
 --json                            print the findings as JSON
 """, more="""\
 Exit code 0: everything was identical. 1: the first difference is named, with its event,

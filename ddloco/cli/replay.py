@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ddloco.cli.ask import complain
+from ddloco.debugger.divergence_screen import explained, screen
 from ddloco.debugger.merge_without import merge_without
 from ddloco.debugger.recorded_job import open_job, open_run
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
@@ -63,7 +64,7 @@ def replay(given: argparse.Namespace) -> int:
     shown = bar.add_task("replaying", total=None)
 
     lines = _Lines(console)
-    warn = _Differences(console).add
+    warn = _Differences(console)
 
     def progress(events: int) -> None:
         bar.update(shown, completed=events)
@@ -72,7 +73,7 @@ def replay(given: argparse.Namespace) -> int:
     with _turns(wanted=given.pdb) as given.turns:
         try:
             if given.without:
-                return _merge_without(given, int(merge), warn)
+                return _merge_without(given, int(merge), warn.add)
             if given.until:
                 return _replay_until(given, warn)
             tapes = open_recording(given.folder, salvage=given.salvage)
@@ -80,7 +81,7 @@ def replay(given: argparse.Namespace) -> int:
             replay = replay_of(
                 given.folder,
                 progress,
-                warn,
+                warn.add,
                 given.snapshot,
                 task=given.task,
                 salvage=given.salvage,
@@ -95,9 +96,9 @@ def replay(given: argparse.Namespace) -> int:
         except BAD as error:
             return complain(error)
     if given.json:
-        print(json.dumps(report.as_dict(), indent=2))
+        print(json.dumps(_plain(report), indent=2))
     else:
-        _print_report(report)
+        _print_report(report, given, changed=warn.any)
     return HELD if report.identical else FOUND
 
 
@@ -118,6 +119,11 @@ class _Differences:
         self._console = console
         self._first: dict[str, str] = {}
         self._shared: set[tuple[str, str]] = set()
+
+    @property
+    def any(self) -> bool:
+        """Whether anything differs."""
+        return bool(self._first)
 
     def add(self, what: str) -> None:
         """Print a difference, ``ACTOR: WHAT``, or that the actor has one of another actor's."""
@@ -150,15 +156,27 @@ class _Lines:
         self._console.print(said, soft_wrap=True, highlight=False)
 
 
-def _print_report(report: Report) -> None:
+def _plain(report: Report) -> dict[str, Any]:
+    """The findings as plain data, each difference with its kind and its sentence."""
+    plain = report.as_dict()
+    told = [plain["divergence"], *plain["also"]] if report.divergences else []
+    for each, found in zip(told, report.divergences, strict=True):
+        said = explained(found, report)
+        each |= {"kind": said.kind.lower(), "what": said.what}
+    return plain
+
+
+def _print_report(report: Report, given: argparse.Namespace, *, changed: bool) -> None:
     for note in (*report.notes, *(f"gap: {gap}" for gap in report.gaps)):
         print(note)
     if report.divergence is not None:
-        print(report.divergence.report())
-        for each in report.divergences[1:]:
-            print(f"also, independent of it:\n{each.report()}")
-        for name in report.dependent:
-            print(f"{name}: not replayed to its end, since what follows depends on a difference")
+        options = ["--trust"] * given.trust + (["--task", given.task] if given.task else [])
+        lines = screen(report, given.folder, changed=changed, options=options)
+        console = SafeConsole()
+        for line in lines:
+            console.print(line, soft_wrap=True, highlight=False)
+        for each in report.divergences if given.verbose else ():
+            print(each.report())
         return
     counts = "".join(f"{count:,} {what}, " for what, count in report.counts.items())
     compared = (
@@ -170,7 +188,7 @@ def _print_report(report: Report) -> None:
         print(f"identical as far as it was compared: {compared}; {report.lacks}")
 
 
-def _replay_until(given: argparse.Namespace, warn: Callable[[str], None]) -> int:
+def _replay_until(given: argparse.Namespace, warn: _Differences) -> int:
     """Stop before an event, and look at the job there."""
     if given.snapshot:
         raise ConfigError("--until: goes from the beginning of the tapes; leave out --from")
@@ -196,12 +214,12 @@ def _replay_until(given: argparse.Namespace, warn: Callable[[str], None]) -> int
         look,
         task=given.task,
         trust=given.trust,
-        warn=warn,
+        warn=warn.add,
         turns=given.turns,
     )
     if stopped:
         return HELD
-    _print_report(report)
+    _print_report(report, given, changed=warn.any)
     return FOUND
 
 

@@ -11,6 +11,7 @@ from ddloco.replayer.message_matcher import Posted, message_key
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.tape_runner import (
     DependsOnDivergence,
+    Difference,
     Mismatch,
     PendingWork,
     ReplayExecutor,
@@ -18,11 +19,18 @@ from ddloco.replayer.tape_runner import (
     open_pending,
 )
 from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import Captured, Restored, WorkFailed, WorkResult
 from ddloco.stage.driver.resume import Start, passed
 from ddloco.workers.environment import READ, UNSET
 from replay import Divergence, Player, event_line, tape
 from transport import GREETINGS, Marker, MessageArrived, Payload
+
+NEVER_SAID = "nothing: never sent"
+"""In place of a message that a replay of its sender does not send."""
+
+NOT_ASKED = "nothing: not asked for"
+"""In place of the result of work that a replay of the actor does not ask for."""
 
 
 @final
@@ -88,7 +96,7 @@ class Comparer:
             if posted is None and state.has_parted(event.sender):
                 raise DependsOnDivergence
             if posted is None:
-                raise self._differs(record, event, event_line(event), "never said")
+                raise self._differs(record, event, event, NEVER_SAID)
             self._compare_message(record, event, posted)
             payload = posted.payload
             if event.handle:
@@ -117,7 +125,7 @@ class Comparer:
                 report.gaps.append(f"{self._name}:{record.n}: {said}, and is not in the snapshot")
             return None
         if not same(msgspec.structs.replace(found, handle=event.handle), event):
-            raise self._differs(record, event, event_line(event), event_line(found))
+            raise self._differs(record, event, event, found)
         self._state.report.payloads += bool(event.handle)
         return self._start.payload(found)
 
@@ -125,18 +133,17 @@ class Comparer:
         self, record: tape.Event, event: MessageArrived[Any], posted: Posted
     ) -> None:
         said = posted.said
-        if event.clock != said.clock or not _arrives_as(event.body, said.body):
-            got = f"{event_line(said.body)} with clock {said.clock}"
-            recorded = f"{event_line(event.body)} with clock {event.clock}"
-            raise self._differs(record, event, recorded, got)
+        if not _arrives_as(event.body, said.body):
+            raise self._differs(record, event, event.body, said.body)
+        if event.clock != said.clock:
+            raise self._differs(record, event, event.clock, said.clock)
         if posted.payload is not None:
             self._state.report.payloads += 1
             if posted.payload.digest != event.payload:
                 got = f"payload {posted.payload.digest.hex()}"
-                recorded = f"payload {event.payload.hex()}"
-                raise self._differs(record, event, recorded, got)
+                raise self._differs(record, event, f"payload {event.payload.hex()}", got)
 
-    def _differs(self, record: tape.Event, event: Any, expected: str, actual: str) -> Divergence:
+    def _differs(self, record: tape.Event, event: Any, expected: Any, actual: Any) -> Divergence:
         return self._player.differs(record, event, "message", expected, actual)
 
     # Results of work.
@@ -151,33 +158,38 @@ class Comparer:
             return
         given = self._given.pop(event.work, None)
         if given is not None:
-            self._compare_result(record, event, given, difference_of(event, given))
+            work = pending.work if pending is not None else None
+            self._compare_result(record, (event, given), difference_of(event, given), work)
             return
         if pending is None and self._start is not None and event.work < 0:
             said = "of an earlier snapshot, whose writing had begun before this replay does"
             self._state.report.notes.append(f"{self._name}:{record.n}: {said}")
             return
         if pending is None:
-            raise self._player.differs(
-                record, event, "result", event_line(event), "no such work was under way"
-            )
+            raise self._player.differs(record, event, "result", event, NOT_ASKED)
         if not pending.begun:
             # Its inputs are missing: taken from the tape.
             self._state.report.unverified += 1
-            for handle in pending.makes:
+            for handle in pending.work.makes:
                 if not isinstance(event, WorkFailed):
                     self._executor.arrays.put(handle, None)
             return
         found = await pending.result()
-        self._compare_result(record, event, found, self._executor.difference(event, found))
+        difference = self._executor.difference(event, found)
+        self._compare_result(record, (event, found), difference, pending.work)
 
     def _compare_result(
-        self, record: tape.Event, event: WorkResult, found: WorkResult, hint: str | None
+        self,
+        record: tape.Event,
+        results: tuple[WorkResult, WorkResult],
+        difference: Difference | None,
+        work: Work | None,
     ) -> None:
-        if hint is not None:
-            raise self._player.differs(
-                record, event, "result", event_line(event), event_line(found), hint=hint
-            )
+        if difference is None:
+            return
+        found = self._player.differs(record, results[0], "result", *results)
+        found.hint, found.tensor, found.work = difference.said, difference.tensor, work
+        raise found
 
     def _wrote(self, event: WorkResult) -> bool:
         """Whether it tells of what was written of the snapshot that this replay begins with."""
@@ -207,13 +219,13 @@ MEASURED = frozenset({"data_s", "compiling_s", "corrupt"})
 replay repeats."""
 
 
-def difference_of(recorded: Any, found: Any) -> str | None:
-    """Return what kind of difference two results have, in words; None if they are equal."""
+def difference_of(recorded: Any, found: Any) -> Difference | None:
+    """Return what kind of difference two results have; None if they are equal."""
     if type(recorded) is not type(found):
-        return "the work ended otherwise"
+        return Difference("the work ended otherwise")
     fields = [name for name in recorded.__struct_fields__ if name not in MEASURED]
     differ = [name for name in fields if not same(getattr(recorded, name), getattr(found, name))]
-    return f"differs in {', '.join(differ)}" if differ else None
+    return Difference(f"differs in {', '.join(differ)}") if differ else None
 
 
 def same(one: Any, other: Any) -> bool:

@@ -27,7 +27,7 @@ from ddloco.machines.syncer.global_fragments import names
 from ddloco.replayer.comparer import difference_of, same
 from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.report import Report
-from ddloco.replayer.tape_runner import Mismatch
+from ddloco.replayer.tape_runner import Difference, Mismatch
 from ddloco.replayer.what_if import WhatIf
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import WorkResult
@@ -41,7 +41,7 @@ from ddloco.workers.process import WorkerRequestError, open_worker
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.task import TaskError, task_digest
 from ddloco.workers.task_sources import kept_modules
-from replay import Tape, event_line
+from replay import Tape
 
 
 @final
@@ -117,7 +117,8 @@ class JobExecutor:
     def check_fact(self, event: Any) -> bool:
         """Check what the worker told when it started, or what was found on the disk."""
         if isinstance(event, Started):
-            then, now = (event.leaves, event.state), (self.started.leaves, self.started.state)
+            then = {"tensors": event.leaves, "state": event.state}
+            now = {"tensors": self.started.leaves, "state": self.started.state}
             if then != now:
                 raise Mismatch(then, now)
             return True
@@ -140,7 +141,7 @@ class JobExecutor:
                 for handle in names(kept.fragment, kept.version):
                     self.arrays.put(handle, None)
             elif not self.history.agrees(kept):
-                raise Mismatch(event_line(kept), event_line(found.kept))
+                raise Mismatch(kept, found.kept)
             else:
                 executor.take_back(found)
 
@@ -152,40 +153,44 @@ class JobExecutor:
         self.executor.take_back(found)
         return found.kept
 
-    def difference(self, recorded: WorkResult, found: WorkResult) -> str | None:
-        """Return what kind of difference two results have, in words; None if they are equal."""
-        hint = difference_of(recorded, found)
-        if hint is not None:
-            return self._explained(recorded, found, hint)
+    def difference(self, recorded: WorkResult, found: WorkResult) -> Difference | None:
+        """Return what kind of difference two results have; None if they are equal."""
+        difference = difference_of(recorded, found)
+        if difference is not None:
+            return self._explained(recorded, found, difference)
         self._fragments.pop(recorded.work, None)
         if isinstance(self.executor, SimulatedWorkExecutor):
             self.executor.settle(recorded)
         return None
 
-    def _explained(self, recorded: Any, found: Any, hint: str) -> str:
+    def _explained(self, recorded: Any, found: Any, difference: Difference) -> Difference:
         """Tell data from arithmetic: a step has the digest of its batch; or the first tensor."""
         if isinstance(recorded, FragmentEncoded | FragmentMerged) and type(found) is type(recorded):
             leaves = self.job.plan(self.started.leaves).fragments
             which = self._fragments.get(recorded.work, 0)
             name = first_tensor(leaves[which], recorded.tensors, found.tensors)
             if name:
-                return f"{hint}; the first tensor that differs is {name}"
+                said = f"{difference.said}; the first tensor that differs is {name}"
+                return Difference(said, name)
         if isinstance(recorded, StepFinished) and isinstance(found, StepFinished):
             if recorded.corrupt:
                 step = recorded.step - len(recorded.before)
-                return f"the run itself found that step {step} had two results: {recorded.corrupt}"
+                said = f"the run itself found that step {step} had two results"
+                return Difference(f"{said}: {recorded.corrupt}")
             for (step, then), (_, now) in zip(recorded.steps(), found.steps(), strict=False):
                 if then.batch != now.batch:
-                    return f"the data differs: another batch for inner step {step}"
+                    return Difference(f"the data differs: another batch for inner step {step}")
                 if not same(then.loss, now.loss):
-                    return f"the arithmetic differs: the same batch has another loss at step {step}"
+                    said = f"the same batch has another loss at step {step}"
+                    return Difference(f"the arithmetic differs: {said}")
             step = recorded.step
             plan = self.job.plan(self.started.leaves)
             whole = [leaf for each in plan.fragments for leaf in each]
             name = first_tensor(whole, recorded.tensors, found.tensors)
             if name:
-                return f"the arithmetic differs: the update of step {step} differs in {name}"
-        return hint
+                said = f"the arithmetic differs: the update of step {step} differs in {name}"
+                return Difference(said, name)
+        return difference
 
     # What the debugger asks for.
 

@@ -11,7 +11,7 @@ import trio
 from clocks import actor_of
 from ddloco.replayer.comparer import changed_facts, difference_of, open_comparison
 from ddloco.replayer.replay_state import ReplayState
-from ddloco.replayer.tape_runner import TapeRunner
+from ddloco.replayer.tape_runner import Difference, TapeRunner
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import Computed, WorkResult
@@ -91,6 +91,6 @@ class ProgramExecutor:
         del event
         return False
 
-    def difference(self, recorded: WorkResult, found: WorkResult) -> str | None:
-        """Return what kind of difference two results have, in words; None if they are equal."""
+    def difference(self, recorded: WorkResult, found: WorkResult) -> Difference | None:
+        """Return what kind of difference two results have; None if they are equal."""
         return difference_of(recorded, found)

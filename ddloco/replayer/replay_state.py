@@ -62,12 +62,16 @@ class ReplayState:
         self._lost[sender] = max(heard, number), messages + 1
         return True
 
-    def found_equal(self, event: Any) -> None:
-        """Count one more event that was found equal."""
+    def found_equal(self, incarnation: str, event: Any) -> None:
+        """Count one more event of an actor that was found equal."""
         self.report.events += 1
+        nothing = dict.fromkeys(("events", *self._counted), 0)
+        equal = self.report.equal.setdefault(incarnation, nothing)
+        equal["events"] += 1
         for name, kind in self._counted.items():
             if isinstance(event, kind):
                 self.report.counts[name] += getattr(event, "count", 1)
+                equal[name] += getattr(event, "count", 1)
         self._progress(self.report.events)
 
     def parted(self, found: Divergence) -> None:

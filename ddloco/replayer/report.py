@@ -13,6 +13,8 @@ class Report:
     events: int = 0
     counts: dict[str, int] = field(default_factory=dict[str, int])
     """How many events of each kind were executed again, by the name that reports show."""
+    equal: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    """By incarnation, how many of its events, and of those of each kind, were found equal."""
     payloads: int = 0
     unverified: int = 0
     gaps: list[str] = field(default_factory=list[str])

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from traceback import format_exception
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import trio
 
@@ -28,6 +28,14 @@ class Mismatch(Exception):  # noqa: N818, a difference is a finding, not an erro
     def __init__(self, recorded: Any, found: Any) -> None:
         super().__init__()
         self.recorded, self.found = recorded, found
+
+
+class Difference(NamedTuple):
+    """What kind of difference two results have, in words, and the first tensor that differs, where
+    that is known."""
+
+    said: str
+    tensor: str = ""
 
 
 class ReplayExecutor(Protocol):
@@ -58,8 +66,8 @@ class ReplayExecutor(Protocol):
         """
         ...
 
-    def difference(self, recorded: WorkResult, found: WorkResult) -> str | None:
-        """Return what kind of difference two results have, in words; None if they are equal."""
+    def difference(self, recorded: WorkResult, found: WorkResult) -> Difference | None:
+        """Return what kind of difference two results have; None if they are equal."""
         ...
 
 
@@ -81,7 +89,7 @@ class ReplayDoor(Protocol):
 class RunningWork:
     """A piece of work of a replay."""
 
-    makes: tuple[str, ...] = ()
+    work: Work
     begun: bool = False
     _done: trio.Event = field(default_factory=trio.Event)
     _value: WorkResult | None = None
@@ -110,7 +118,7 @@ class PendingWork:
     def begin(self, work: Work) -> None:
         """Begin a piece of work, if it can be done."""
         coming = self.executor.begin(work)
-        pending = self._pending[work.work] = RunningWork(work.makes, begun=coming is not None)
+        pending = self._pending[work.work] = RunningWork(work, begun=coming is not None)
         if coming is not None:
             self._nursery.start_soon(pending.run, coming)
 
@@ -122,7 +130,7 @@ class PendingWork:
             if work.work not in given and self.executor.is_repeated(work):
                 self.begin(work)
             else:
-                self._pending[work.work] = RunningWork(work.makes)
+                self._pending[work.work] = RunningWork(work)
 
     def take(self, number: int) -> RunningWork | None:
         """Return a piece of work, at the event that has its result; None if it was not begun."""
@@ -170,7 +178,7 @@ class TapeRunner:
                 event = await self.door.confirm(record, recorded)
                 for effect in self.door.admit(record, event, outcome):
                     self._perform(record.n, effect)
-                self.state.found_equal(event)
+                self.state.found_equal(self.name, event)
             await self.pending.executor.finish()
             self._note_end()
         except Divergence as found:
@@ -188,7 +196,9 @@ class TapeRunner:
             notes.append(f"{where}: handling this event raised, as it did then:\n{trace}")
         elif self.player.tape.closed is None:
             ends = f"{self.name}: the tape ends after event {self.actor.number}, not closed"
-            notes.append(f"{ends} (its process was killed)")
+            notes.append(
+                f"{ends}: its process was killed, its recording was given up, or it was cut"
+            )
 
     def _perform(self, number: int, effect: Effect) -> None:
         match effect:

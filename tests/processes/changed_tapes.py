@@ -1,6 +1,7 @@
 """Changes one field of one event of a recorded run, with its checksums mended."""
 
 import math
+import re
 import shutil
 
 import msgspec
@@ -69,12 +70,14 @@ def at(value, place):
     return value
 
 
-def fields_of(folder, nth=2):
+def fields_of(folder, cuts, nth=2):
     """For each field of each kind of event where it is changed: in the ``nth`` such event of the
-    run, or else in the last one that there is."""
+    run, or else in the last one that there is. Of events before the cut that a replay begins with
+    none is changed; ``cuts`` has their numbers by incarnation."""
     found, seen = {}, {}
     for file, n, event in events_of(folder):
-        for place in places_of(event):
+        before = n <= cuts.get(re.split(r"@|\.tape$", file)[0], 0)
+        for place in places_of(event) if not before else ():
             name = name_of(event, place)
             seen[name] = seen.get(name, 0) + 1
             if seen[name] <= nth:

@@ -14,7 +14,7 @@ from tests.processes.test_tape_keep import BOUNDED
 def agree(folder):
     """``tape verify`` and ``replay`` say the same of a run; returns the exit code."""
     verified, replayed = call("tape", "verify", folder), replay(folder)
-    assert "DIVERGENCE" not in replayed.stdout, replayed.stdout
+    assert "DIFFERENT " not in replayed.stdout, replayed.stdout
     assert verified[0] == replayed.returncode, (verified[1], replayed.stdout, replayed.stderr)
     return verified[0]
 

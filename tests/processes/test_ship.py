@@ -135,7 +135,7 @@ def test_a_lost_host_costs_its_last_segment(hosts, tools):
         replayed = tools.replay(made.root / "syncer")
         verified = tools.call_here("tape", "verify", str(made.root / "syncer"))
     assert replayed.returncode == 1, replayed.stdout + replayed.stderr
-    assert "DIVERGENCE" not in replayed.stdout
+    assert "DIFFERENT " not in replayed.stdout
     assert f"learner-0.1: the tape ends after event {last}, not closed" in replayed.stdout
     assert f"gap: learner-0.1: the tape ends after event {last}, others have" in replayed.stdout
     assert "identical as far as it was compared" in replayed.stdout

@@ -38,7 +38,7 @@ from ddloco.replayer.recording import job_of
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.start_point import cut_of, mismatch
-from ddloco.replayer.tape_runner import TapeRunner
+from ddloco.replayer.tape_runner import Difference, TapeRunner
 from ddloco.roles.resume import steps_under_way
 from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.tapes import header_of
@@ -284,7 +284,7 @@ class SnapshotExecutor:
         own = isinstance(work, CaptureState | CaptureFlight) and work.snapshot == self.snapshot
         return not own and self.executor.is_repeated(work)
 
-    def difference(self, recorded: WorkResult, found: WorkResult) -> str | None:
+    def difference(self, recorded: WorkResult, found: WorkResult) -> Difference | None:
         """Of a merge that was kept before the cut the snapshot does not say how far each actor's
         data had gone then; the digest of its arrays is compared."""
         if isinstance(recorded, Recovered) and isinstance(found, Recovered):

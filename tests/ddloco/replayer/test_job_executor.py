@@ -14,7 +14,7 @@ def test_the_step_whose_loss_differs_is_named():
     """With what its number counts, as in the other lines about steps."""
     recorded, found = (StepFinished(7, 40, loss, 8, b"batch") for loss in (0.5, 0.25))
     said = JobExecutor._explained(None, recorded, found, "a hint")
-    assert said == "the arithmetic differs: the same batch has another loss at step 40"
+    assert said.said == "the arithmetic differs: the same batch has another loss at step 40"
 
 
 class Done:
@@ -47,4 +47,4 @@ def test_the_first_tensor_that_an_update_changes_otherwise_is_named():
         StepFinished(7, 40, 0.5, 8, b"batch", tensors=b"same" + each) for each in (b"one.", b"two.")
     )
     said = JobExecutor._explained(this, recorded, found, "a hint")
-    assert said == "the arithmetic differs: the update of step 40 differs in b/w"
+    assert said.said == "the arithmetic differs: the update of step 40 differs in b/w"
