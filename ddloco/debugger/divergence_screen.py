@@ -157,7 +157,8 @@ def screen(
     see = "See it" if others else "1 difference. See it"
     lines.append(f"{see}, or all there is with replay --verbose:")
     before, after = said.command
-    lines.append(f"  {quoted(['ddloco', *before, folder, *after, *options])}")
+    known = options if before == ("replay",) else [each for each in options if each == "--trust"]
+    lines.append(f"  {quoted(['ddloco', *before, folder, *after, *known])}")
     return lines
 
 

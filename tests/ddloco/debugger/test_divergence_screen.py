@@ -93,7 +93,8 @@ def test_each_kind_has_its_sentence(sentence):
 def test_a_merge_is_asked_about_and_a_step_is_gone_to():
     """The last line is a command with the run's own folder, quoted, and the options given."""
     report = Report(divergences=[CASES["ARITHMETIC: the merge of global step 40 (fragment 2)"]])
-    assert screen(report, "my run")[-1] == "  ddloco why 'my run' merge 40"
+    options = ["--trust", "--task", "a:b"]  # Only a replay calls a task.
+    assert screen(report, "my run", options=options)[-1] == "  ddloco why 'my run' merge 40 --trust"
     report = Report(divergences=[result(STEP, replace(STEP, loss=0.26))])
     asked = screen(report, "run", options=["--trust"])[-1]
     assert asked == "  ddloco replay run --until learner-0.1:12 --shell --trust"
