@@ -87,7 +87,26 @@ def parser() -> Parser:
 Orders = Any
 """The result of add_subparsers, whose type is private to argparse."""
 
-TYPES: dict[str, Callable[[str], Any]] = {"path": Path, "int": int, "float": float}
+
+class _NotGiven(str):
+    """The value of an option for a text that is not given, which is what argparse checks, too."""
+
+    __slots__ = ()
+
+
+def _text(value: str) -> str:
+    """A text that is not empty: an option that was given with a variable that is not set would else
+    be as if it was not given."""
+    if not value.strip() and not isinstance(value, _NotGiven):
+        raise argparse.ArgumentTypeError("is empty; name something, or leave it out")
+    return str(value)
+
+
+TYPES: dict[str, Callable[[str], Any]] = {
+    "path": lambda value: Path(_text(value)),
+    "int": int,
+    "float": float,
+}
 
 OPTION = re.compile(
     r"(?P<exclusive>~!?)?(?P<name>-*[a-z-]+)(=(?P<dest>\w+))?"
@@ -147,7 +166,7 @@ def _add_option(group: Any, said: re.Match[str]) -> None:
     elif said["metavar"] or said["choices"]:
         how |= {"metavar": said["metavar"]} if said["metavar"] not in {None, "-"} else {}
         how |= {"choices": tuple(said["choices"].split("|"))} if said["choices"] else {}
-        how |= {"type": TYPES[kind]} if kind else {}
+        how |= {"type": TYPES[kind] if kind else _text} if not said["choices"] else {}
         how |= {"required": True} if said["required"] else {}
         how |= {"action": "append"} if nargs == "*" else {"nargs": nargs} if nargs else {}
         how |= {"default": _default(said)} if not said["required"] else {}
@@ -164,7 +183,7 @@ def _default(said: re.Match[str]) -> Any:
         return None
     if said["nargs"] in {"*", "+"}:
         return []
-    return None if said["type"] else ""
+    return None if said["type"] else _NotGiven("")
 
 
 def command_named(name: str) -> Callable[[argparse.Namespace], int]:

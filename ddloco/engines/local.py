@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ddloco.engines.orders import EngineJob
 from ddloco.stage.files.run_folder import address_file
+from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.terminal import quoted
 
 SUBMIT = ("bash", "-s")
@@ -82,7 +83,14 @@ def launch(order: EngineJob) -> str:
 
 
 def scale(order: EngineJob, count: int) -> str:
-    """The script that makes ``count`` learners of the order's."""
+    """The script that makes ``count`` learners of the order's.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    if not (order.folder / "local").is_dir():
+        said = "no run that was launched here; --scale changes the learners of one that runs"
+        raise ConfigError(f"{order.folder}: {said}")
     if count < order.learners:
         folder, name = quoted([str(order.folder)]), order.job.job.name
         return LESS.format(first=count, last=order.learners - 1, folder=folder, name=name)

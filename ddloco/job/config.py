@@ -1150,8 +1150,9 @@ def _of_relays(job: Job) -> str | None:
         return "relay: a median of sums is not one of contributions; want another outer.merge"
     seen: dict[str, str] = {}
     for name, table in job.relay.items():
-        if not re.fullmatch(rf"{RELAY}[A-Za-z0-9_-]{{1,48}}", name):
-            return f'relay.{name[:64]}: want a name that begins with "relay-", such as relay-0'
+        if not re.fullmatch(rf"{RELAY}[A-Za-z0-9][A-Za-z0-9_-]{{0,47}}", name):
+            want = 'want "relay-" with a letter or digit after it, such as relay-0'
+            return f"relay.{name[:64]}: {want}"
         for learner in table.learners:
             if learner not in job.learner_names():
                 names = job.learner_names()

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from ddloco.cli import parser as module
-from ddloco.cli.parser import main
+from ddloco.cli.parser import main, parser
 
 HEAVY = ("jax", "numpy", "trio", "zmq", "rich", "msgspec")
 
@@ -15,7 +15,7 @@ def test_help_imports_nothing_heavy():
     """`--help` answers in a fraction of a second because nothing big is imported for it."""
     code = (
         "import sys\n"
-        "from ddloco.cli.parser import main\n"
+        "from ddloco.cli.parser import main, parser\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
@@ -30,7 +30,7 @@ def test_status_imports_no_arrays():
     heavy = ("numpy", "rich", "asyncio", "snapshot", "ddloco.job.config", "ddloco.workers")
     code = (
         "import sys\n"
-        "from ddloco.cli.parser import main\n"
+        "from ddloco.cli.parser import main, parser\n"
         "try: main(['status', 'tcp://127.0.0.1:1', '--timeout', '0.01', '--json'])\n"
         "except SystemExit: pass\n"
         f"print('zmq' in sys.modules, [name for name in {heavy} if name in sys.modules])"
@@ -99,6 +99,30 @@ def test_misspelled_words_are_answered(words, said, capsys):
 
     assert left.value.code == 2
     assert capsys.readouterr().err.strip().endswith(said)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("replay", "run", "--until", ""),
+        ("replay", "run", "--task", " "),
+        ("run", "job.toml", "--dir", ""),
+        ("run", "job.toml", "--set", ""),
+        ("tape", "show", ""),
+    ],
+)
+def test_an_empty_text_is_refused(words, capsys):
+    """As of a variable of the shell that is not set; it would else be as if it was not given."""
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args(words)
+    assert ended.value.code == 2
+    assert "is empty; name something, or leave it out" in capsys.readouterr().err
+
+
+def test_what_is_not_given_is_no_empty_text():
+    """Its value is a plain text, empty."""
+    given = parser().parse_args(["replay", "run"])
+    assert (given.until, given.task, type(given.until)) == ("", "", str)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,13 @@ def test_a_signal_makes_all_leave(started, tmp_path):
     assert [1, 1, 1] == [starts(tmp_path, name) for name in names]
 
 
+def test_learners_of_no_run_are_not_changed(launched):
+    """In a line that names the folder."""
+    code, _, said = launched("--on", "local", "--learners", "2", "--scale", "1")
+    assert code == 2
+    assert "/run: no run that was launched here; --scale changes" in said
+
+
 def test_fewer_learners_stay_away(started, launched, tmp_path):
     """Those with the highest numbers leave for good; the others go on."""
     names = ("syncer", "learner-0", "learner-1")

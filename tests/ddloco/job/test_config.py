@@ -174,7 +174,7 @@ def test_only_the_task_has_to_be_said(path):
         ("[learner.nobody]", "learner.nobody: no such learner"),
         (
             '[relay.site]\nlearners = ["learner-0"]',
-            'relay.site: want a name that begins with "relay-"',
+            'relay.site: want "relay-" with a letter or digit after it',
         ),
         ("[relay.relay-0]\nlearners = []", "relay[...].learners: Expected `array` of length >= 1"),
         (
