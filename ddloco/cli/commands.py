@@ -164,7 +164,7 @@ job JOB.toml:path                 the job file
 --bind ADDRESS!                   where to listen for the site's learners: tcp://10.0.0.5:5556
 --connect ADDRESS+!               the syncer, tcp://host:5555; or file:PATH, a file with its
                                   address, which is read whenever it changes; with shards all of
-                                  them, syncer-0 first
+                                  them, syncer-0 first; or lease:PLACE, which has all of them
 --name -!                         the relay's name: relay-0
 --advertise ADDRESS               where others reach it, for RUN/NAME.address: tcp://host:5556, or
                                   tcp://host:* with the port that --bind got

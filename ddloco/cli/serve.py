@@ -3,7 +3,7 @@
 import argparse
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -91,9 +91,13 @@ def relay(given: argparse.Namespace) -> int:
         if given.name not in job.relay:
             known = f"has {', '.join(job.relay_names())}" if job.relay else "has no [relay.NAME]"
             raise ConfigError(f"--name {given.name}: no relay of this job, which {known}")
-        addresses = {given.name: given.bind, **_checked_dials(job, given.name, given.connect)}
         terms = replace(_terms(given), advertise=given.advertise)
-        return await serve_role(program_of(job), given.name, given.folder, addresses, terms)
+
+        def run(connect: Sequence[str]) -> Awaitable[Finish]:
+            addresses = {given.name: given.bind, **_checked_dials(job, given.name, connect)}
+            return serve_role(program_of(job), given.name, given.folder, addresses, terms)
+
+        return await _leased(given, job, run)
 
     return _serve(given, serve)
 
@@ -113,26 +117,37 @@ def learner(given: argparse.Namespace) -> int:
     async def serve(job: Job) -> Finish:
         terms = replace(_terms(given), alone=given.alone)
         program = replace(program_of(job), rank=_rank(given, job))
-        first, *more = given.connect
-        if not first.startswith(LEASE_PLACE):
-            addresses = _checked_learner(job, given.name, given.connect)
-            return await serve_role(program, given.name, given.folder, addresses, terms)
-        if more and not job.relay_of(given.name):
-            raise ConfigError(f"--connect {first}: has the addresses of all syncers; want no more")
-        here, syncers = given.folder / LEASE, job.syncer_names()
-        files = [f"file:{address_file(here, each)}" for each in syncers]
-        addresses = _checked_learner(job, given.name, [*files, *more])
-        place = open_place(first.removeprefix(LEASE_PLACE))
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(follow_addresses, place, here, syncers)
-                finish = await serve_role(program, given.name, given.folder, addresses, terms)
-                nursery.cancel_scope.cancel()
-        except ExceptionGroup as group:
-            raise first_of(group) from None
-        return finish
+
+        def run(connect: Sequence[str]) -> Awaitable[Finish]:
+            addresses = _checked_learner(job, given.name, connect)
+            return serve_role(program, given.name, given.folder, addresses, terms)
+
+        return await _leased(given, job, run)
 
     return _serve(given, serve)
+
+
+async def _leased(
+    given: argparse.Namespace, job: Job, run: Callable[[Sequence[str]], Awaitable[Finish]]
+) -> Finish:
+    """Run an actor with the addresses that it dials; those of syncers with ``lease:PLACE`` are
+    followed there, as files."""
+    first, *more = given.connect
+    if not first.startswith(LEASE_PLACE):
+        return await run(given.connect)
+    if more and not job.relay_of(given.name):
+        raise ConfigError(f"--connect {first}: has the addresses of all syncers; want no more")
+    here, syncers = given.folder / LEASE, job.syncer_names()
+    files = [f"file:{address_file(here, each)}" for each in syncers]
+    place = open_place(first.removeprefix(LEASE_PLACE))
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow_addresses, place, here, syncers)
+            finish = await run([*files, *more])
+            nursery.cancel_scope.cancel()
+    except ExceptionGroup as group:
+        raise first_of(group) from None
+    return finish
 
 
 def _other_rank(given: argparse.Namespace) -> tuple[Job, Rank] | None:

@@ -33,6 +33,8 @@ def refused(folder, *words):
         (*RELAY, "--name", "relay-0", "--connect", "tcp://127.0.0.1:1"),  # The job has none.
         (*RELAY, "--name", "relay-9", "--connect", "tcp://127.0.0.1:1", *SITE),
         (*RELAY, "--name", "relay-0", "--connect", "nowhere", *SITE),
+        (*RELAY, "--name", "relay-0", "--connect", "lease:nope://x", *SITE),
+        (*RELAY, "--name", "relay-9", "--connect", "lease:x", *SITE),
         (*RELAY, "--name", "relay-0", "--connect", "tcp://127.0.0.1:1", "tcp://x:1", *SITE),
         ("learner", "--name", "learner-0", "--connect", "tcp://127.0.0.1:1", *SITE),
     ],
