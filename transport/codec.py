@@ -7,9 +7,11 @@ On the wire a message is one or more ZeroMQ messages of at most two frames each:
     [chunk header, next 2 MiB) ...    the rest, ``index`` 1, 2, ...
 
 The header lists every tensor, so the receiver knows the payload's length before it allocates
-memory. All pieces but the last are as long as the first, so it knows the length of each chunk
-before it copies. Tensor bytes are sent without copying. On arrival they stay where the endpoint put
-them, or are copied once, into a single buffer from ``allocate``.
+memory. Every header ends with a digest of its bytes, as every tensor has one: one that was changed
+on the way is refused, whatever it says then. All pieces but the last are as long as the first, so
+the receiver knows the length of each chunk before it copies. Tensor bytes are sent without copying.
+On arrival they stay where the endpoint put them, or are copied once, into a single buffer from
+``allocate``.
 
 Decoding raises ``RemoteProtocolError``, with the path of the field, for any input that breaks a
 limit or a type, and raises nothing else. Encoding raises ``LocalProtocolError`` for mistakes of
@@ -22,6 +24,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
+import xxhash
 
 from clocks import ClockError, check_entries
 from transport.endpoint import FRAME_BYTES_MAX, Buffer
@@ -83,6 +86,15 @@ class Message(Generic[B]):
     payload: Payload | None
 
 
+DIGEST_BYTES = 8
+"""Bytes of a header's digest, xxh3-64, at its end."""
+
+
+def sealed(words: bytes) -> bytes:
+    """A header's bytes with their digest."""
+    return words + xxhash.xxh3_64_digest(words)
+
+
 class Codec(Generic[B]):
     """Encodes and decodes the messages of one job.
 
@@ -104,7 +116,7 @@ class Codec(Generic[B]):
         Raises:
             LocalProtocolError: the header is longer than ``HEADER_BYTES_MAX``.
         """
-        head = self._encode(header)
+        head = sealed(self._encode(header))
         if len(head) > HEADER_BYTES_MAX:
             raise LocalProtocolError(
                 f"header of {len(head)} bytes, at most {HEADER_BYTES_MAX}: "
@@ -115,7 +127,7 @@ class Codec(Generic[B]):
         data = payload.data.data
         frames: list[list[Buffer]] = [[head, data[:CHUNK_BYTES]]]
         for index, start in enumerate(range(CHUNK_BYTES, len(data), CHUNK_BYTES), start=1):
-            chunk = self._encode(Chunk(header.session, header.seq, index))
+            chunk = sealed(self._encode(Chunk(header.session, header.seq, index)))
             frames.append([chunk, data[start : start + CHUNK_BYTES]])
         return frames
 
@@ -127,8 +139,12 @@ class Codec(Generic[B]):
         """
         if len(frame) > HEADER_BYTES_MAX:
             raise RemoteProtocolError(f"header: {len(frame)} bytes, at most {HEADER_BYTES_MAX}")
+        words, digest = frame[:-DIGEST_BYTES], frame[-DIGEST_BYTES:]
+        if xxhash.xxh3_64_digest(words) != bytes(digest):
+            said = "bytes do not match their digest: changed on the way, or of another version"
+            raise RemoteProtocolError(f"header: {said}")
         try:
-            head = self._decoder.decode(frame)
+            head = self._decoder.decode(words)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RemoteProtocolError(f"header: {error}") from None
         if isinstance(head, Header):

@@ -23,7 +23,9 @@ TCP, RST, ACK = 6, 0x04, 0x10
 IP_BYTES = 20
 """Headers without options: the kernel sends no others unless asked."""
 
-LONG_BYTES = 1000
+MESSAGE_BYTES = 200
+"""Packets with as many bytes or more have messages: the greeting of ZMTP is shorter."""
+
 QUEUE_S_MAX = 0.5
 """A link of limited rate drops what would wait longer than this, as a router's queue does."""
 
@@ -34,8 +36,8 @@ class Line:
 
     ``corrupt`` and ``reset`` are chances for each packet with data: one bit of its data flips and
     the checksum is made right again, so that TCP believes it; or its receiver gets a reset. Bits
-    flip in the middle of long packets only, where tensors are. In the greeting of ZMTP, which has
-    no checksum, one would give a connection another name for good.
+    flip in the middle of packets with messages, in headers and tensors alike. In the greeting of
+    ZMTP, which has no checksum, one would give a connection another name for good.
     """
 
     cut: bool = False
@@ -153,7 +155,7 @@ class Switch:
             if self._happens("late", line.reorder):
                 at += 0.02
             size = tcp_data(packet)
-            if size >= LONG_BYTES and self._happens("corrupted", line.corrupt):
+            if size >= MESSAGE_BYTES and self._happens("corrupted", line.corrupt):
                 packet = damaged(packet, self._random.randrange(8 * size // 3, 16 * size // 3))
             if tcp_data(packet) and self._happens("reset", line.reset):
                 packet = reset_of(packet)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.hosts import Hosts, missing
-from tests.hosts.switch import LONG_BYTES, checksum, damaged, reset_of, tcp_data
+from tests.hosts.switch import MESSAGE_BYTES, checksum, damaged, reset_of, tcp_data
 
 ECHO = """
 import socket
@@ -122,11 +122,11 @@ def test_nothing_is_left(pair):
 
 
 def test_packets_are_told_apart_and_changed_with_their_checksums():
-    """A long TCP packet keeps good checksums when damaged, and when a reset takes its place."""
-    packet = bytearray(40 + LONG_BYTES)
+    """A TCP packet keeps good checksums when damaged, and when a reset takes its place."""
+    packet = bytearray(40 + MESSAGE_BYTES)
     packet[0], packet[9], packet[32] = 0x45, 6, 5 << 4
-    assert LONG_BYTES == tcp_data(packet)
-    for changed in (damaged(packet, 4000), reset_of(packet)):
+    assert MESSAGE_BYTES == tcp_data(packet)
+    for changed in (damaged(packet, 1000), reset_of(packet)):
         assert 0 == checksum(changed[:20])
         pseudo = changed[12:20] + bytes((0, 6)) + (len(changed) - 20).to_bytes(2, "big")
         assert 0 == checksum(pseudo + changed[20:])

@@ -25,7 +25,7 @@ from transport import (
     aligned,
     describe,
 )
-from transport.codec import CHUNK_BYTES, HEADER_BYTES_MAX
+from transport.codec import CHUNK_BYTES, HEADER_BYTES_MAX, sealed
 from transport.message import TENSORS_MAX, Chunk, Welcome
 from transport.payload import PAYLOAD_BYTES_MAX
 
@@ -85,13 +85,13 @@ def patched(path, value):
         del at[path[-1]]
     else:
         at[path[-1]] = value
-    return msgpack.packb(plain)
+    return sealed(msgpack.packb(plain))
 
 
 def with_raw(key, raw):
     """Give a header's bytes with the bytes of one field's value replaced, well-formed or not."""
     pairs = [(k, raw if k == key else msgpack.packb(v)) for k, v in PLAIN.items()]
-    return bytes([0x80 | len(PLAIN)]) + b"".join(msgpack.packb(k) + v for k, v in pairs)
+    return sealed(bytes([0x80 | len(PLAIN)]) + b"".join(msgpack.packb(k) + v for k, v in pairs))
 
 
 # Round trips.
@@ -216,7 +216,7 @@ def test_a_header_too_long_is_our_own_mistake():
 
 def test_the_unpatched_header_is_good():
     """What the refusals below change is accepted as it stands."""
-    assert CODEC.decode_head(msgpack.packb(PLAIN)).clock == {"a.0": 7, "b.0": 3}
+    assert CODEC.decode_head(sealed(msgpack.packb(PLAIN))).clock == {"a.0": 7, "b.0": 3}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_the_unpatched_header_is_good():
         (["tensors", 0, "digest"], bytes(15), r"\$\.tensors\[0\]\.digest"),
         (["tensors", 0, "bits"], 0, r"\$\.tensors\[0\]\.bits"),
         # Meaning.
-        (["version"], PROTOCOL_VERSION + 1, r"\$\.version: protocol 2, this side speaks 1"),
+        (["version"], PROTOCOL_VERSION + 1, r"\$\.version: protocol 3, this side speaks 2"),
         (["version"], -1, r"\$\.version"),
         (["job"], "job-2", r"\$\.job: 'job-2', this is job 'job-1'"),
         (["clock", "a.0"], ..., r"\$\.clock: has no entry of its sender a\.0"),
@@ -335,18 +335,30 @@ def test_a_bomb_inside_a_header_is_refused(key, raw):
     ],
 )
 def test_what_is_no_header_at_all_is_refused(frame):
-    """Rubbish, bombs and good headers with something behind them are refused."""
-    with pytest.raises(RemoteProtocolError):
-        CODEC.decode_head(frame)
+    """Rubbish, bombs and good headers with something behind them are refused, sealed or not."""
+    for each in (frame, sealed(frame)):
+        with pytest.raises(RemoteProtocolError):
+            CODEC.decode_head(each)
 
 
 def test_a_header_cut_at_any_byte_is_refused():
-    """No beginning of a header is taken for a whole one."""
+    """No beginning of a header is taken for a whole one, even if it has a digest of its own."""
     frame = msgpack.packb(PLAIN)
 
     for length in range(len(frame)):
-        with pytest.raises(RemoteProtocolError):
-            CODEC.decode_head(frame[:length])
+        for each in (frame[:length], sealed(frame[:length])):
+            with pytest.raises(RemoteProtocolError):
+                CODEC.decode_head(each)
+
+
+def test_no_bit_of_a_header_can_change_on_the_way():
+    """In whatever field it is: each is refused, in one line."""
+    for [frame, *_] in message(payload_of([("x", (3,), "float32")]), seq=3):
+        for bit in range(8 * len(frame)):
+            changed = bytearray(frame)
+            changed[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(RemoteProtocolError, match="bytes do not match their digest"):
+                CODEC.decode_head(bytes(changed))
 
 
 def test_an_oversized_header_is_refused_unread():
@@ -363,19 +375,21 @@ def test_an_oversized_header_is_refused_unread():
 @example(b"\x81\xa4type\xa5chunk")
 def test_any_bytes_are_a_header_or_refused(frame):
     """No bytes raise anything but a refusal."""
-    with contextlib.suppress(RemoteProtocolError):
-        assert isinstance(CODEC.decode_head(frame), Header | Chunk)
+    for each in (frame, sealed(frame)):
+        with contextlib.suppress(RemoteProtocolError):
+            assert isinstance(CODEC.decode_head(each), Header | Chunk)
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.integers(0, len(msgpack.packb(PLAIN)) - 1), st.integers(0, 255), st.binary(max_size=6))
 def test_a_damaged_header_is_a_header_or_refused(index, value, inserted):
-    """A good header with bytes changed or inserted raises nothing but a refusal."""
+    """A good header with bytes changed or inserted, by who also makes its digest, raises nothing
+    but a refusal."""
     frame = bytearray(msgpack.packb(PLAIN))
     frame[index : index + 1] = bytes([value]) + inserted
 
     with contextlib.suppress(RemoteProtocolError):
-        assert isinstance(CODEC.decode_head(bytes(frame)), Header)
+        assert isinstance(CODEC.decode_head(sealed(bytes(frame))), Header)
 
 
 @pytest.mark.parametrize(("field", "value"), [("job", "job-2"), ("version", 9)])
@@ -386,4 +400,4 @@ def test_who_is_of_another_job_may_say_so(field, value, body):
     """Hello and its refusal are read across jobs and versions, so that a person learns why."""
     plain = {**PLAIN, field: value, "body": body, "tensors": []}
 
-    assert type(CODEC.decode_head(msgpack.packb(plain)).body).__name__ == body["type"]
+    assert type(CODEC.decode_head(sealed(msgpack.packb(plain))).body).__name__ == body["type"]

@@ -21,7 +21,7 @@ from transport import (
     aligned,
     describe,
 )
-from transport.codec import CHUNK_BYTES
+from transport.codec import CHUNK_BYTES, sealed
 from transport.message import Welcome
 
 CODEC = Codec(JobBody, "job-1")
@@ -64,7 +64,7 @@ def message(payload, seq=0, session=1):
 
 
 def chunk_head(index):
-    return msgpack.packb({"type": "chunk", "session": 1, "seq": 0, "index": index})
+    return sealed(msgpack.packb({"type": "chunk", "session": 1, "seq": 0, "index": index}))
 
 
 def feed(assembler, frames):

@@ -54,6 +54,7 @@ from transport import (
     TimerFired,
     describe,
 )
+from transport.codec import DIGEST_BYTES, sealed
 from transport.payload import Payload
 
 SYNCER = "syncer.1"
@@ -441,8 +442,8 @@ def crafted(job, change):
     head = header(sender, job.job.id, body, payload.tensors if payload else ())
     frames = Codec(JobBody, job.job.id).encode(head, payload)
     if change == "tag":
-        raw = msgspec.msgpack.decode(bytes(frames[0][0]))
-        frames = [[msgspec.msgpack.encode({**raw, "body": {"type": "Steal"}})]]
+        raw = msgspec.msgpack.decode(bytes(frames[0][0])[:-DIGEST_BYTES])
+        frames = [[sealed(msgspec.msgpack.encode({**raw, "body": {"type": "Steal"}}))]]
     if change == "garbage":
         frames = [[b"\xc1\xff"]]
     return [lane, *frames]
