@@ -50,6 +50,18 @@ def check_order(order: EngineJob) -> None:
             raise ConfigError(f"{str(path)!a}: want a path of printable characters")
 
 
+def check_keys(order: EngineJob) -> None:
+    """Refuse a job of several hosts without keys, unless its network is said to be its own.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    transport = order.job.transport
+    if not transport.keys and not transport.insecure:
+        said = "missing; a syncer listens to other hosts with keys, or with transport.insecure"
+        raise ConfigError(f"transport.keys: {said}")
+
+
 def check_relays(job: Job) -> None:
     """Refuse a job with relays: no engine knows which of its hosts are one site.
 

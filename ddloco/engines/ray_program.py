@@ -2,7 +2,7 @@
 
 import sys
 
-from ddloco.engines.orders import EngineJob
+from ddloco.engines.orders import EngineJob, check_keys
 
 SUBMIT = (sys.executable, "-")
 """What reads the text and runs it."""
@@ -42,16 +42,25 @@ job.scale({learners})
 
 
 def launch(order: EngineJob) -> str:
-    """The program that starts all actors of a job, and waits for them."""
+    """The program that starts all actors of a job, and waits for them.
+
+    Raises:
+        ConfigError: the job has no keys; see ``check_keys``.
+    """
     return _filled(TEXT, order, order.learners)
 
 
 def scale(order: EngineJob, count: int) -> str:
-    """The program that finds a running job by its folder, and changes its learners."""
+    """The program that finds a running job by its folder, and changes its learners.
+
+    Raises:
+        ConfigError: as ``launch``.
+    """
     return _filled(SCALE, order, count)
 
 
 def _filled(text: str, order: EngineJob, learners: int) -> str:
+    check_keys(order)
     return text.format(
         name=order.job.job.name,
         file=str(order.file),

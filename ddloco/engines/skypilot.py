@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ddloco.engines.orders import EngineJob
+from ddloco.engines.orders import EngineJob, check_keys
 from ddloco.stage.files.keys import PUBLIC_FILE
 from ddloco.stage.files.run_folder import address_file
 from ddloco.stage.files.toml import ConfigError
@@ -97,13 +97,11 @@ def scale(order: EngineJob, count: int) -> str:
 
 
 def _check(order: EngineJob) -> None:
-    table, transport = order.settings.skypilot, order.job.transport
+    table = order.settings.skypilot
     if not is_url(table.bucket) or not table.bucket.isprintable():
         said = "want a bucket in which syncers leave their addresses, such as s3://mine/first"
         raise ConfigError(f"launch.skypilot.bucket: {table.bucket[:80]!a}: {said}")
-    if not transport.keys and not transport.insecure:
-        said = "missing; a syncer listens to other hosts with keys, or with transport.insecure"
-        raise ConfigError(f"transport.keys: {said}")
+    check_keys(order)
     if not order.file.is_relative_to(order.here):
         said = "SkyPilot copies this folder to the machines, and the job file is not in it"
         raise ConfigError(f"{order.here}: {said}")

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Sequence
 
-from ddloco.engines.orders import EngineJob
+from ddloco.engines.orders import EngineJob, check_keys
 from ddloco.stage.files.run_folder import address_file
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.terminal import quoted
@@ -100,10 +100,8 @@ def scale(order: EngineJob, count: int) -> str:
 
 
 def _check(order: EngineJob) -> None:
-    table, transport = order.settings.slurm, order.job.transport
-    if not transport.keys and not transport.insecure:
-        said = "missing; a syncer listens to other hosts with keys, or with transport.insecure"
-        raise ConfigError(f"transport.keys: {said}")
+    table = order.settings.slurm
+    check_keys(order)
     for path in (order.folder, order.here):
         # Slurm replaces % in the name of an output, and has quotes of its own.
         if set(str(path)) & set("%'\"\\"):

@@ -38,3 +38,11 @@ def test_scaling_finds_the_job_by_its_folder(launched):
              if isinstance(each, ast.Call)}  # fmt: skip
     assert calls.keys() == {"ddloco.ray.attach", "job.scale"}
     assert [ast.literal_eval(each) for each in calls["job.scale"].args] == [3]
+
+
+def test_without_keys_it_is_refused(launched):
+    """As for every engine whose actors are on several hosts."""
+    for more in ((), ("--scale", "3")):
+        code, _, said = launched("--on", "ray", "--set=transport.insecure=false", *more)
+        assert code == 2
+        assert "transport.keys: missing; a syncer listens to other hosts with keys" in said
