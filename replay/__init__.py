@@ -13,6 +13,7 @@ from replay.recorder import Recorder as Recorder
 from replay.recorder import digest_effects as digest_effects
 from replay.stepper import Step as Step
 from replay.stepper import Stepper as Stepper
+from replay.tape import DamagedTapeError as DamagedTapeError
 from replay.tape import Tape as Tape
 from replay.tape import TapeError as TapeError
 from replay.tape import TapeHeader as TapeHeader

@@ -31,7 +31,7 @@ from io import BufferedReader
 from operator import attrgetter
 from pathlib import Path
 from struct import Struct as Pack
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -64,6 +64,10 @@ class TapeError(ValueError):
     def line(self, path: Path | str, byte: int, problem: str) -> str:
         """The text."""
         return f"{path}: byte {byte}: {problem}"
+
+
+class DamagedTapeError(TapeError):
+    """A tape with bytes that are not those that were written; what is before them can be read."""
 
 
 class UnwrittenError(TapeError):
@@ -247,6 +251,14 @@ MARK_EVENTS = 512
 """Events between two marks. Reading so many records takes about two milliseconds."""
 
 
+def _are_zeros(file: IO[bytes]) -> bool:
+    """Whether the rest of a file is."""
+    while block := file.read(BLOCK_BYTES):
+        if block.strip(b"\0"):
+            return False
+    return True
+
+
 class Tape:
     """A tape opened for reading.
 
@@ -376,7 +388,10 @@ class Tape:
                         return
                 length, check = _HEAD.unpack_from(block, at)
                 if zlib.crc32(block[at : at + 4], chain) != check:
-                    raise TapeError(self.path, start, "damaged: the length fails its check")
+                    problem = "damaged: the length fails its check"
+                    if not block[at:].strip(b"\0") and _are_zeros(file):
+                        problem = "damaged: zeros from here to its end, as after a loss of power"
+                    raise DamagedTapeError(self.path, start, problem)
                 if length > BODY_BYTES_MAX:
                     raise TapeError(self.path, start, f"record of {length} bytes")
                 size = _HEAD.size + length + _TAIL.size
@@ -389,7 +404,7 @@ class Tape:
                 before, chain = chain, zlib.crc32(body, check)
                 if _TAIL.unpack_from(block, at + size - _TAIL.size)[0] != chain:
                     problem = "damaged: the record fails its check"
-                    raise TapeError(self.path, start + _HEAD.size, problem)
+                    raise DamagedTapeError(self.path, start + _HEAD.size, problem)
                 try:
                     record = _decode(body)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -12,6 +12,7 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import BAD_INPUT, FOUND, HELD, error_code
 from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.terminal import one_line
+from replay import DamagedTapeError
 
 
 def look(what: Callable[[], Awaitable[None]]) -> int:
@@ -47,6 +48,13 @@ def _worker_code(error: BaseException) -> int | None:
             return FOUND
         case _:
             return None
+
+
+def complain_of_tape(given: argparse.Namespace, error: Exception) -> int:
+    """``complain``, with the option that reads a damaged tape, if the command was not given it."""
+    if isinstance(error, DamagedTapeError) and not given.salvage:
+        return complain(f"{error}; --salvage reads what is before that", error_code(error))
+    return complain(error)
 
 
 def complain(problem: object, code: int | None = None) -> int:

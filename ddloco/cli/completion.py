@@ -1,7 +1,6 @@
 """The command ``ddloco completion``: a script with which a shell completes ddloco's commands."""
 
 import argparse
-from pathlib import Path
 
 from ddloco.cli.ask import complain
 from ddloco.monitoring.metrics import extra_package
@@ -14,7 +13,7 @@ FOLDERS = ("RUN", "DIR", "RUN_A", "RUN_B")
 
 def completion(given: argparse.Namespace) -> int:
     """``ddloco completion``: print the script for a shell."""
-    from ddloco.cli.parser import parser  # noqa: PLC0415, the parser names this command
+    from ddloco.cli.parser import parser, path_of  # noqa: PLC0415, it names this command
 
     try:
         shtab = extra_package("shtab", "completion", "completion")
@@ -22,7 +21,7 @@ def completion(given: argparse.Namespace) -> int:
         return complain(error)
     top = parser()
     for action in top.arguments():
-        if action.type is Path:
+        if action.type is path_of:
             found = shtab.DIRECTORY if action.metavar in FOLDERS else shtab.FILE
             vars(action)["complete"] = found
     print(shtab.complete(top, given.shell))

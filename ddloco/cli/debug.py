@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ddloco.cli.ask import complain
+from ddloco.cli.ask import complain, complain_of_tape
 from ddloco.debugger.bundle import SUFFIX, open_bundle, write_bundle
 from ddloco.debugger.cluster_status import cluster_at
 from ddloco.debugger.merge_processes import processes_for
@@ -50,7 +50,7 @@ def explained(
         run = _opened(given, given.folder, wanted)
         return answer(run)
     except (TapeError, ConfigError, NamedError, SnapshotError, StorageError) as error:
-        return complain(error)
+        return complain_of_tape(given, error)
     except ProcessLostError as error:
         return complain(error, FOUND)
     except Divergence as found:

@@ -102,11 +102,12 @@ def _text(value: str) -> str:
     return str(value)
 
 
-TYPES: dict[str, Callable[[str], Any]] = {
-    "path": lambda value: Path(_text(value)),
-    "int": int,
-    "float": float,
-}
+def path_of(value: str) -> Path:
+    """A path, which is not empty."""
+    return Path(_text(value))
+
+
+TYPES: dict[str, Callable[[str], Any]] = {"path": path_of, "int": int, "float": float}
 
 OPTION = re.compile(
     r"(?P<exclusive>~!?)?(?P<name>-*[a-z-]+)(=(?P<dest>\w+))?"

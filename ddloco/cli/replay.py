@@ -17,7 +17,7 @@ import trio
 from rich.console import Console
 from rich.progress import Progress
 
-from ddloco.cli.ask import complain
+from ddloco.cli.ask import complain, complain_of_tape
 from ddloco.debugger.divergence_screen import explained, screen
 from ddloco.debugger.merge_without import merge_without
 from ddloco.debugger.recorded_job import open_job, open_run
@@ -94,7 +94,7 @@ def replay(given: argparse.Namespace) -> int:
             with bar:
                 report = trio.run(replay.run)
         except BAD as error:
-            return complain(error)
+            return complain_of_tape(given, error)
     if given.json:
         print(json.dumps(_plain(report), indent=2))
     else:

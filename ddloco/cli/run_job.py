@@ -19,14 +19,15 @@ from ddloco.api.launch import (
     run_job,
 )
 from ddloco.cli.ask import complain, with_source
-from ddloco.job.config import Job
+from ddloco.job.config import Job, load_job
 from ddloco.job.protocol.status import Numbers
 from ddloco.machines.syncer.shutdown import DIVERGED
 from ddloco.monitoring.metrics import Sink, metrics_in_words
 from ddloco.monitoring.status_view import interval_in_words
 from ddloco.stage.actors.observations import DISREGARDED, SNAPSHOTS_FAILED, UNUSED
-from ddloco.stage.files.run_folder import LOSS_FILE, SNAPSHOTS, TAPES
+from ddloco.stage.files.run_folder import JOB_FILE, LOSS_FILE, SNAPSHOTS, TAPES
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.files.trust import is_ours
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.process.console import SafeConsole
@@ -180,9 +181,11 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
         say(f"losses {folder / LOSS_FILE}")
     if not any((folder / TAPES).glob(f"*{SUFFIX}")):
         return HELD  # Without tapes there is nothing to replay or to ask.
-    say(f"replay it with: {quoted(['ddloco', 'replay', folder])}")
-    say(f"look at it with: {quoted(['ddloco', 'report', folder])}")
+    own = is_ours(folder, load_job(folder / JOB_FILE).as_plain())
+    trust = [] if own else ["--trust"]  # The user's key to know their runs by could not be kept.
+    say(f"replay it with: {quoted(['ddloco', 'replay', folder, *trust])}")
+    say(f"look at it with: {quoted(['ddloco', 'report', folder, *trust])}")
     if result["merges"]:
-        asked = quoted(["ddloco", "why", folder, "merge", result["t"]])
+        asked = quoted(["ddloco", "why", folder, "merge", result["t"], *trust])
         say(f"ask about a merge with: {asked}")
     return HELD

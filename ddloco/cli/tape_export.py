@@ -2,7 +2,7 @@
 
 import argparse
 
-from ddloco.cli.ask import complain
+from ddloco.cli.ask import complain, complain_of_tape
 from ddloco.debugger.exports import FORMATS
 from ddloco.stage.nodes.exit_codes import HELD
 from replay import TapeError, open_tapes
@@ -19,7 +19,7 @@ def tape_export(given: argparse.Namespace) -> int:
         with given.to.open("x") as file:
             file.writelines(f"{line}\n" for line in lines)
     except TapeError as error:
-        return complain(error)
+        return complain_of_tape(given, error)
     except OSError as error:
         return complain(f"--to {given.to}: {error.strerror}")
     return HELD

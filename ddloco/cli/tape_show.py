@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clocks import actor_of
-from ddloco.cli.ask import complain
+from ddloco.cli.ask import complain_of_tape
 from ddloco.debugger.exports import json_line
 from ddloco.debugger.recorded_run import parse_event
 from ddloco.debugger.timeline import TimelineEvent, timeline
@@ -131,5 +131,5 @@ def tape_show(given: argparse.Namespace) -> int:
         for line in shown:
             print(one_line(line))
     except (TapeError, ConfigError) as error:
-        return complain(error)
+        return complain_of_tape(given, error)
     return HELD

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ddloco.cli.ask import complain
+from ddloco.cli.ask import complain_of_tape
 from ddloco.debugger.timeline import receipt_of
 from ddloco.replayer.gaps import dropped_before, gaps_of
 from ddloco.replayer.invariants.merged_tokens import MergedShare
@@ -79,7 +79,7 @@ def tape_verify(given: argparse.Namespace) -> int:
     try:
         held, lines = verify_folder(given.folder, salvage=given.salvage, as_json=given.json)
     except (TapeError, ConfigError) as error:
-        return complain(error)
+        return complain_of_tape(given, error)
     for line in lines:
         print(one_line(line))
     return HELD if held else FOUND

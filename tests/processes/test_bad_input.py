@@ -120,14 +120,39 @@ def test_binding_to_everyone_wants_a_word(job, tools):
 
 
 def test_tape_with_a_flipped_byte(copied, tools):
-    """A damaged byte is named with file and position, by replay and by verify."""
+    """A damaged byte is named with file and position, by replay and by verify, with the option that
+    reads what is before it, until that is given."""
     path = copied / "tapes" / "learner-0.1.tape"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
-    one_line(tools.call_here("replay", str(copied)), "learner-0.1.tape: byte ", "damaged")
-    one_line(tools.call_here("tape", "verify", str(copied)), "damaged")
+    help_is = "; --salvage reads what is before that"
+    one_line(tools.call_here("replay", str(copied)), "learner-0.1.tape: byte ", "damaged", help_is)
+    one_line(tools.call_here("tape", "verify", str(copied)), "damaged", help_is)
+    salvaged = tools.call_here("replay", str(copied), "--salvage")
+    assert help_is not in salvaged.stdout + salvaged.stderr
+    assert "damaged at " in salvaged.stdout
+
+
+def test_tape_that_ends_with_zeros(copied, tools):
+    """As a file may that was being written when the machine lost its power."""
+    path = copied / "tapes" / "learner-0.1.tape"
+    path.write_bytes(path.read_bytes() + bytes(100_000))
+    said = "damaged: zeros from here to its end, as after a loss of power; --salvage reads"
+    one_line(tools.call_here("replay", str(copied)), "learner-0.1.tape: byte ", said)
+
+
+def test_a_run_that_cannot_be_marked_as_ones_own(job, tools, monkeypatch):
+    """Without a home that can be written a replay wants --trust, and the commands that the run
+    suggests have it."""
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    ran = job.run("--set=job.steps=8", "--set=job.learners=1")
+    assert ran.returncode == 0, ran.stderr
+    for each in ("replay", "report"):
+        assert f"ddloco {each} {job.run_folder} --trust" in ran.stdout
+    assert tools.replay(job.run_folder).returncode == 2
+    assert tools.replay(job.run_folder, "--trust").returncode == 0
 
 
 def test_tape_from_another_version(copied, tools):

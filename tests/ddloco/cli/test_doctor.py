@@ -148,6 +148,31 @@ def test_memory_that_is_too_small(tmp_path):
     assert doctor.available(tmp_path) == GIB
 
 
+@pytest.mark.parametrize(
+    ("line", "group", "names"),
+    [
+        ("0::/slurm/job_7/step_0", "slurm/job_7", ("memory.max", "memory.current")),
+        (
+            "4:cpu,memory:/slurm/job_7",
+            "memory/slurm/job_7",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ),
+    ],
+)
+def test_a_limit_of_the_own_group_counts(tmp_path, line, group, names):
+    """Or of one above it, in either version of control groups; a group without a limit does not."""
+    at = tmp_path / "sys/fs/cgroup" / group
+    at.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemAvailable:    4194304 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text(f"12:pids:/other\n{line}\n")
+    assert doctor.available(tmp_path) == 4 * GIB
+    for name, value in zip(names, (GIB, GIB // 4), strict=True):
+        (at / name).write_text(f"{value}\n")
+    (at.parent / names[0]).write_text("max\n")
+    assert doctor.available(tmp_path) == 3 * GIB // 4
+
+
 def test_shared_memory_that_is_too_small(tmp_path):
     """A warning, because slower files take its place; so it is where there is none."""
     assert doctor.shared(2**60, tmp_path).status == "warning"

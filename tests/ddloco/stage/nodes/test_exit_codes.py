@@ -87,8 +87,9 @@ INSIDE = {
         "WorkerRequestError TooLargeError"
     ),
     "are bad input: 2": (
-        "ArchiveError ConfigError DamagedError NamedError NoExportError NoTapesError PackingError "
-        "PlaceError SnapshotError StatusError TapeError TaskError UnbegunError"
+        "ArchiveError ConfigError DamagedError DamagedTapeError NamedError NoExportError "
+        "NoTapesError PackingError PlaceError SnapshotError StatusError TapeError TaskError "
+        "UnbegunError"
     ),
     "may pass: 75": "LeaseLostError PassingError StorageError UnwrittenError",
 }
