@@ -43,6 +43,10 @@ MODULES = {
 """The functions of commands, by the module beside this one that has them."""
 
 
+EMPTY = "is empty; name something, or leave it out"
+"""What is said of an argument that is an empty text."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that says what a misspelled command, option or choice may have meant."""
 
@@ -59,6 +63,10 @@ class Parser(argparse.ArgumentParser):
             options = self.options()
             elsewhere = "; other commands have it"
             message += elsewhere if unknown in options else did_you_mean(unknown, options)
+        elif message.endswith(EMPTY):  # A value that is wrong, as others that need no usage.
+            from ddloco.stage.nodes.exit_codes import BAD_INPUT  # noqa: PLC0415, as above
+
+            self.exit(BAD_INPUT, f"ddloco: {message.removeprefix('argument ')}\n")
         super().error(message)
 
     def options(self) -> list[str]:
@@ -98,7 +106,7 @@ def _text(value: str) -> str:
     """A text that is not empty: an option that was given with a variable that is not set would else
     be as if it was not given."""
     if not value.strip() and not isinstance(value, _NotGiven):
-        raise argparse.ArgumentTypeError("is empty; name something, or leave it out")
+        raise argparse.ArgumentTypeError(EMPTY)
     return str(value)
 
 

@@ -177,7 +177,9 @@ class LossFindings(Struct, frozen=True):
         elif self.because:
             lines.append(f"nobody is suspected: {self.because}")
         lines += [
-            f"{learner}: {count} contributions stand out in norm" for learner, count in self.doubted
+            f"{learner}: {count} {'contribution stands' if count == 1 else 'contributions stand'} "
+            "out in norm"
+            for learner, count in self.doubted
         ]
         return lines
 
