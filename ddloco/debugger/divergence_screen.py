@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from ddloco.debugger.wording import body_phrase, phrase
+from ddloco.debugger.wording import body_phrase, clipped, phrase
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.work import (
     EncodeFragment,
@@ -153,7 +153,7 @@ def screen(
     if others:
         count = len(report.divergences)
         lines.append(f"The first of {count:,} that do not follow from each other; the next:")
-        lines.append(_clipped(f"  {explained(others[0], report).title}", WIDTH))
+        lines.append(clipped(f"  {explained(others[0], report).title}", WIDTH))
     see = "See it" if others else "1 difference. See it"
     lines.append(f"{see}, or all there is with replay --verbose:")
     before, after = said.command
@@ -391,7 +391,7 @@ def _title(title: str, where: str) -> list[str]:
     lines = textwrap.wrap(title, WIDTH, subsequent_indent="  ", max_lines=2)
     if len(lines[-1]) + len(where) + 2 <= WIDTH:
         return [*lines[:-1], f"{lines[-1]}{where:>{WIDTH - len(lines[-1])}}"]
-    return [_clipped(lines[0], WIDTH), f"{where:>{WIDTH}}"]
+    return [clipped(lines[0], WIDTH), f"{where:>{WIDTH}}"]
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:
@@ -422,13 +422,7 @@ def _window(text: str, at: int) -> str:
     if len(text) <= VALUE:
         return text
     begin = max(0, min(at - VALUE // 2, len(text) - VALUE + 3))
-    inner = text[begin + 3 * bool(begin) :] if begin else text
-    shown = f"...{inner}" if begin else inner
-    return _clipped(shown, VALUE)
-
-
-def _clipped(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."
+    return clipped(f"...{text[begin + 3 :]}" if begin else text, VALUE)
 
 
 def _entry(name: str, text: str, lines: int) -> list[str]:

@@ -78,6 +78,6 @@ def _fields(value: Any) -> str:
     return f"{name} ({clipped(text)})" if text else name
 
 
-def clipped(text: str) -> str:
-    """Cut off a long text."""
-    return text if len(text) <= FIELDS_CHARS_MAX else f"{text[: FIELDS_CHARS_MAX - 3]}..."
+def clipped(text: str, width: int = FIELDS_CHARS_MAX) -> str:
+    """Cut off a text that is longer than ``width`` characters."""
+    return text if len(text) <= width else f"{text[: width - 3]}..."

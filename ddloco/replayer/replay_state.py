@@ -65,8 +65,10 @@ class ReplayState:
     def found_equal(self, incarnation: str, event: Any) -> None:
         """Count one more event of an actor that was found equal."""
         self.report.events += 1
-        nothing = dict.fromkeys(("events", *self._counted), 0)
-        equal = self.report.equal.setdefault(incarnation, nothing)
+        equal = self.report.equal.get(incarnation)
+        if equal is None:
+            nothing = dict.fromkeys(("events", *self._counted), 0)
+            equal = self.report.equal[incarnation] = nothing
         equal["events"] += 1
         for name, kind in self._counted.items():
             if isinstance(event, kind):

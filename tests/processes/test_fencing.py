@@ -8,7 +8,7 @@ from copy import copy
 import pytest
 
 from ddloco.stage.nodes.lease import HOLD_S, SILENT_S
-from tests.processes.conftest import replay
+from tests.processes.conftest import call_here, replay
 from tests.processes.test_leaving import AGAIN, Started, ended
 
 SETTINGS = ("--set=job.steps=100000", "--set=task.step_s=0.02", "--set=sync.quorum=1")
@@ -125,6 +125,8 @@ def test_a_syncer_in_an_empty_folder_is_the_one_after_those_that_were_followed(s
         replayed.stdout + replayed.stderr
     )
     assert "gap: syncer.2: no tape" in replayed.stdout
+    verified = call_here("tape", "verify", str(empty))  # The loss of a folder breaks no promise.
+    assert "ack-after-durable            nothing to look at" in verified.stdout, verified.stdout
 
 
 def syncers(log, number, merges):
