@@ -611,7 +611,8 @@ class Job(Section, frozen=True):
             return ""
         other = "elastic-data-parallel" if method == "data-parallel" else "decoupled-diloco"
         way = f'method = "{other}" goes on' if all_needed else "a smaller sync.quorum lets it go on"
-        return f"{left} of {total} learners are left, and a merge needs {needed}; {way}"
+        are = "is" if left == 1 else "are"
+        return f"{left} of {total} learners {are} left, and a merge needs {needed}; {way}"
 
     def syncer_names(self) -> tuple[str, ...]:
         """``syncer``; or with several shards ``syncer-0``, which leads, and so on."""

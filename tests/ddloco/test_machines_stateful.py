@@ -231,7 +231,7 @@ def heal(world):
 
 def test_faults_in_any_order(World, make_job):
     """Under any faults the invariants hold; once they stop the job ends; a story is its trace."""
-    explore(stateful(World, make_job), 15)
+    explore(stateful(World, make_job), 8)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from tests.ddloco.workers.test_trainer import Harness, arena
 __all__ = ["arena"]
 
 TASKS = [
-    ("linen", "flax"),
+    pytest.param("linen", "flax", marks=pytest.mark.slow),
     ("nnx", "flax"),
     ("equinox", "equinox"),
     ("from_grain", "grain"),
@@ -19,7 +19,7 @@ TASKS = [
 STEPS = 60
 
 
-@pytest.mark.parametrize(("name", "package"), TASKS, ids=[name for name, _ in TASKS])
+@pytest.mark.parametrize(("name", "package"), TASKS)
 @pytest.mark.filterwarnings("default")  # Of other packages.
 def test_it_learns_and_hands_over_all_of_it(arena, name, package):
     """Most held-out points are right; who takes over the state continues to the bit."""

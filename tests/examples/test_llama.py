@@ -37,6 +37,7 @@ def tokenizer(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_it_learns():
     """Thirty steps of AdamW lower the loss on the same batches."""
     task, _ = made()

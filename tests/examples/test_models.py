@@ -16,6 +16,8 @@ from tests.commands import here
 ROOT = Path(__file__).parents[2]
 MODELS = {"moe": "", "lora": "", "vit": "sklearn", "captions": "sklearn", "nnx_decoder": "flax"}
 MODELS["gemma_text"] = "gemma"
+FAST = ("lora", "vit")
+"""Of those that learn alone; a job of each is for the slow tests."""
 
 
 def ddloco(*args):
@@ -31,7 +33,9 @@ def result(folder):
     return next(line for line in lines if line["event"] == "result")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each not in FAST)) for each in MODELS]
+)
 def test_it_learns(name):
     """Alone, in thirty steps of AdamW on its own batches."""
     if MODELS[name]:
@@ -126,6 +130,7 @@ def test_experts_are_chosen_evenly_at_first_and_two_for_each_byte():
     assert float(uneven) == pytest.approx(4, abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_gan_has_two_optimizers():
     """The loss and the optimizer of the page about own tasks: both parts move, each by its own."""
 

@@ -79,6 +79,7 @@ def log_of(folder):
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_it_trains(played):
     """Losses fall: work, messages and their arrays are what they should be."""
     losses = [line["loss"] for line in log_of(played) if "loss" in line]
@@ -153,6 +154,7 @@ def test_it_knows_nothing_of_learners():
     assert ours == {"ddloco.stage"}
 
 
+@pytest.mark.slow
 def test_processes_of_their_own_with_one_killed(tmp_path):
     """A trainer that is killed comes back as the next incarnation; both its tapes replay."""
     run = tmp_path / "run"

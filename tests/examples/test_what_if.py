@@ -1,8 +1,11 @@
 """The story of another quorum: a line for each."""
 
+import pytest
+
 from examples import what_if
 
 
+@pytest.mark.slow
 def test_a_larger_quorum_waits_longer_and_has_more_learners(capfd):
     """The table has a line for each quorum, and says what it cost."""
     what_if.main()

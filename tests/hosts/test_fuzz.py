@@ -12,9 +12,8 @@ GROWN_MIB_MAX = 16.0
 connection are taken in before they are refused."""
 
 
-@pytest.mark.parametrize(
-    "messages", [500, pytest.param(20_000, marks=pytest.mark.slow)], ids=lambda n: f"{n}"
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("messages", [500, 20_000])
 def test_a_live_job_is_fuzzed(tmp_path, messages):
     """It continues to merge, counts what it refused, and its memory does not grow."""
     messages = int(os.environ.get("FUZZ_MESSAGES", messages))

@@ -18,7 +18,7 @@ SITUATIONS = Path(__file__).parent / "situations"
 JOB = """
 [job]
 task = "{task}:task"
-learners = 3
+learners = {learners}
 steps = {steps}
 method = "{method}"
 """
@@ -38,9 +38,9 @@ class Situation:
         for each in ("model", name):
             shutil.copy(SITUATIONS / f"{each}.py", folder)
 
-    def write(self, *, steps=80, method="decoupled-diloco", table=""):
+    def write(self, *, steps=80, learners=2, method="decoupled-diloco", table=""):
         """Write its job file."""
-        job = JOB.format(task=self.name, steps=steps, method=method)
+        job = JOB.format(task=self.name, steps=steps, learners=learners, method=method)
         job += SYNC if method == "decoupled-diloco" else ""
         (self.folder / "job.toml").write_text(job + table)
 

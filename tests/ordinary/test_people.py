@@ -176,7 +176,11 @@ def job(situation, installed):
     return made
 
 
-@pytest.mark.parametrize("form", [(), ("--processes",)], ids=["one process", "processes"])
+@pytest.mark.parametrize(
+    "form",
+    [(), pytest.param(("--processes",), marks=pytest.mark.slow)],
+    ids=["one process", "processes"],
+)
 def test_nobody_reads_what_it_says(job, form):
     """The reader ends after the first bytes, as ``| head`` does; the job does not."""
     out, into = os.pipe()
@@ -188,6 +192,7 @@ def test_nobody_reads_what_it_says(job, form):
     assert job.model
 
 
+@pytest.mark.slow
 def test_a_full_disk_behind_its_output(job):
     """What is written to it is lost, and nothing else."""
     with Path("/dev/full").open("w") as full:

@@ -60,7 +60,7 @@ def test_tasks(job, task, said):
     one_line(job.run(f"--set=job.task={task}", *more), said)
 
 
-@pytest.mark.parametrize("form", [(), ("--processes",)])
+@pytest.mark.parametrize("form", [(), pytest.param(("--processes",), marks=pytest.mark.slow)])
 def test_an_option_that_a_task_does_not_take_is_named(job, form):
     """With the override that has set it, or else the job file."""
     task = "--set=job.task='tests.tasks:wordless'"

@@ -50,7 +50,7 @@ def runs(request, tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "share"),
     [
-        *(("pictured", 80), ("resumed", 80), ("bounded", 40), ("own", 12)),
+        *(("pictured", 60), ("own", 12)),
         *(
             pytest.param(kind, 1, marks=pytest.mark.slow)
             for kind in ("pictured", "resumed", "bounded", "own")

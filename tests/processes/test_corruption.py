@@ -42,6 +42,7 @@ def run(tmp_path, *settings):
     return code, said, lines, folder
 
 
+@pytest.mark.slow
 def test_a_learner_leaves_and_says_why(tmp_path):
     """Both run the same task, so both find it and come back; the tape says why, and replays."""
     code, said, _, folder = run(tmp_path, f"task.call={FLIPS}")

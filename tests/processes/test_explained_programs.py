@@ -81,6 +81,7 @@ def newest(folder, actor):
     return f"{last}:{tapes[last].events}"
 
 
+@pytest.mark.slow
 def test_a_chain_of_causes_goes_through_messages_and_work(killed, gossip, call):
     """From the last gradient back to the start, each time no later than its effect."""
     who, _, last = newest(killed, "trainer-1").partition(":")
@@ -284,6 +285,7 @@ def test_a_planted_change_is_named_by_its_first_computation(alone, call):
     assert "its arguments and arrays are equal; cause: arithmetic" in again
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_timing_alone_are_said_to(alone, killed, call):
     """Their computations are equal wherever their inputs are."""
     for one, other in ((alone(), alone()), (alone(), alone("--set", "versions=230"))):

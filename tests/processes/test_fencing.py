@@ -99,6 +99,7 @@ def test_a_standby_takes_over_and_another_one_ends_with_the_job(started, job):
     assert "done: stopped: asked to stop by an observer" in ended(late, 0)
 
 
+@pytest.mark.slow
 def test_a_syncer_in_an_empty_folder_is_the_one_after_those_that_were_followed(started, job):
     """Nobody there knows its number but the learners; merges go on from what they have."""
     started.learner("learner-0", *SETTINGS, folder=job.file.with_name("learner-0"))

@@ -117,6 +117,7 @@ def test_sigterm_means_leave_and_come_back_and_stop_ends_the_job(started):
     assert "not closed" not in replayed.stdout
 
 
+@pytest.mark.slow
 def test_sigterm_when_the_syncer_is_gone(started, tmp_path):
     """A learner in a folder of its own, whose syncer was killed, leaves without its answers, in the
     middle of a step that takes far longer than it has."""
@@ -190,6 +191,7 @@ def test_a_learner_that_comes_back_in_an_empty_folder(started, tmp_path):
     assert "DIFFERENT " not in replayed.stdout, replayed.stdout
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_and_ships_what_was_left(started, tmp_path):
     """In its own folder a learner that was killed is started by the same words, without a flag; the
     rest of its former tape arrives, so that all is identical."""

@@ -33,6 +33,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_it_learns_and_replays(run):
     """Each learner on its own mesh."""
     found = losses(run)

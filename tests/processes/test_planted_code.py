@@ -202,6 +202,7 @@ def story(folder, was, now, *more):
     return ddloco(folder, "diff", "first", "second").stdout
 
 
+@pytest.mark.slow
 def test_a_tensor_that_stands_still_is_named_where_its_update_differs(tmp_path):
     """And the others are not; what was before it is called equal, and nothing after it."""
     was, now = 'x @ params["before"]', 'x @ jax.lax.stop_gradient(params["before"])'

@@ -74,6 +74,7 @@ def test_actors_that_are_killed_and_cut_off_come_back_and_replay(tmp_path, capsy
     assert replayed(run, capsys, "--from", "latest").startswith("identical")
 
 
+@pytest.mark.slow
 def test_tapes_are_bounded_by_snapshots_on_a_schedule(tmp_path, capsys):
     """As those of a job are; what is left replays from a snapshot that is still there."""
     run = tmp_path / "run"
@@ -83,6 +84,7 @@ def test_tapes_are_bounded_by_snapshots_on_a_schedule(tmp_path, capsys):
     assert replayed(run, capsys).startswith("identical")
 
 
+@pytest.mark.slow
 def test_tapes_of_other_hosts_are_shipped_to_the_lead(tmp_path, capsys):
     """Each host has a folder of its own; that of the lead has all tapes in the end."""
     program = "examples.parameter_server:program"

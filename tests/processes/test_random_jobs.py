@@ -12,9 +12,9 @@ from tests.processes.conftest import Job, replay
 from tests.tasks import PYTREES
 
 SEEDS = 20
-FAST = 16
-"""The one that every run of the tests tries: a learner and two syncers, as processes, with two
-faults."""
+FAST = 6
+"""The one that every run of the tests tries: a learner and two syncers, as processes, with
+snapshots."""
 SNAPSHOTS_MAX = 2
 """Of so many snapshots a replay begins with each."""
 

@@ -253,6 +253,7 @@ def plain_loop(job, steps):
     return params
 
 
+@pytest.mark.slow
 def test_a_lone_learner_is_a_job_like_any_other(job, tools):
     """It trains as a plain loop does, on all of the data; what is between several is left out."""
     alone = ("--set=job.method=lone", "--set=job.steps=30", "--set=sync.quorum=2")

@@ -167,6 +167,7 @@ def test_a_syncer_that_starts_again_goes_on(hosts, tools):
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
 
 
+@pytest.mark.slow
 def test_in_a_shared_folder_nothing_is_shipped(hosts):
     """Where both write to one folder the tape is there already, and is left alone."""
     with hosts("--set=job.steps=12", "--set=job.learners=1") as made:

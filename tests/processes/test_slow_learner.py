@@ -18,6 +18,7 @@ def after_the_first(log, event):
     return [line for line in log[merges[with_it[0] + 4] :] if line["event"] == event]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "factor", [4.0, *(pytest.param(f, marks=pytest.mark.slow) for f in (1.5, 2.0, 10.0))]
 )

@@ -60,8 +60,8 @@ class Run:
 @pytest.fixture(
     scope="module",
     params=[
-        *(pytest.param(form, marks=pytest.mark.slow) for form in ("one-process", "processes")),
-        "shards",
+        "one-process",
+        *(pytest.param(form, marks=pytest.mark.slow) for form in ("processes", "shards")),
     ],
 )
 def run(request, tools, tmp_path_factory):

@@ -76,6 +76,7 @@ def bounded(tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 def test_what_is_left_replays(bounded):
     """The first files are gone, and all of a former incarnation; a tape has two intervals and what
     no reader has opened yet; the replay begins with a snapshot, says so, and is identical."""

@@ -98,6 +98,7 @@ def test_what_is_wrong_is_refused_by_name(
     assert "identical" in replayed.stdout
 
 
+@pytest.mark.slow
 def test_a_run_in_which_a_loss_is_nan_is_replayed(tmp_path, tools):
     """A learner reports the loss NaN to the syncer until it has other parameters; these messages
     are the same in the replay. So are the snapshots' states of machines, though the job file does

@@ -103,6 +103,7 @@ def test_only_a_simulation_is_a_schedule(tmp_path):
     assert str(tmp_path) in driven.stderr
 
 
+@pytest.mark.slow
 def test_a_real_run_is_followed_with_merges_changed_on_the_way(tmp_path):
     """The same until the change, another model after it; the new run replays, and the difference
     is named as one of configuration at the first merge that was changed."""

@@ -63,6 +63,7 @@ def test_table_1_as_a_whole():
     assert rmse(found) <= 2.0, found
 
 
+@pytest.mark.slow
 def test_uptime_from_four_learners_on():
     """With four learners or more at least one always trains, to a tenth of a percent of a day."""
     for case, world in cases_of(find("goodput"), ["scenario.hours=6"]):
@@ -70,6 +71,7 @@ def test_uptime_from_four_learners_on():
             assert run_case(case, world, 0, checks_of=all_checks_of).values["uptime"] > 99.5
 
 
+@pytest.mark.slow
 def test_heterogeneous_hardware():
     """Synchronous training waits, decoupled training does not; a grace window brings more in."""
     rows = {
@@ -86,6 +88,7 @@ def test_heterogeneous_hardware():
     assert unmerged["by fragment"] > patient["by fragment"] + 2.0
 
 
+@pytest.mark.slow
 def test_scavenging():
     """Lent learners make a decoupled job faster, as in the paper, and data-parallel ones hardly."""
     hours = {

@@ -244,23 +244,23 @@ async def test_connections_that_speak_are_bounded(context, listener, monkeypatch
     read; so others are refused until then, and the limit holds."""
     listening, address = listener
     connections = listening.endpoint._listening.connections
-    monkeypatch.setattr(connections, "limit", 20)
+    monkeypatch.setattr(connections, "limit", 8)
     listening.open = trio.Event()
 
     def say():
-        raws = [connected(address, f"rude-{number}.1/bulk".encode()) for number in range(12)]
+        raws = [connected(address, f"rude-{number}.1/bulk".encode()) for number in range(5)]
         for raw in raws:
             raw.setblocking(False)
             with suppress(OSError):
                 raw.sendall(b"\x00\x01x" * 20_000)
-        return raws + [tcp_connection(address) for _ in range(60)]
+        return raws + [tcp_connection(address) for _ in range(24)]
 
     before = descriptors()
     raws = await trio.to_thread.run_sync(say)
-    await until(lambda: listening.cut >= 40)
+    await until(lambda: listening.cut >= 16)
     await trio.sleep(2 * LOOK_S)
     ours = descriptors() - before - len(raws)
-    assert max(ours, len(connections)) <= 22, "20, and what is open for a moment"
+    assert max(ours, len(connections)) <= 10, "8, and what is open for a moment"
     listening.open.set()
     for each in raws:
         each.close()

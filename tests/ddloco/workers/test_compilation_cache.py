@@ -134,6 +134,7 @@ async def trained(steps, when_prepared=lambda: None):
             return out.data.tobytes()
 
 
+@pytest.mark.slow
 async def test_it_changes_no_bit(monkeypatch, tmp_path):
     """Compiled, kept, and loaded: the same parameters and moments after three steps."""
     monkeypatch.delenv(PLACE, raising=False)

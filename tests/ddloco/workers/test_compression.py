@@ -213,7 +213,7 @@ def rounds_of(make_job, leaves, count, *, merge="average", momentum=0.0, restart
     return [(theta[s.start : s.stop] - 1).mean() / step for s in layouts.segments(0)]
 
 
-@pytest.mark.parametrize("merge", ["average", "rda"])
+@pytest.mark.parametrize("merge", [pytest.param("average", marks=pytest.mark.slow), "rda"])
 @pytest.mark.parametrize(
     "settings",
     [

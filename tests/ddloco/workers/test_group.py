@@ -99,7 +99,7 @@ async def losses(processes, devices, mesh, steps=3):
 
 @pytest.mark.parametrize(
     ("processes", "devices", "mesh"),
-    [(2, 2, SHARED), pytest.param(2, 1, {}, marks=SLOW), pytest.param(4, 1, SHARED, marks=SLOW)],
+    [(2, 1, {}), *(pytest.param(*each, SHARED, marks=SLOW) for each in ((2, 2), (4, 1)))],
     ids=str,
 )
 async def test_it_computes_what_one_process_would(processes, devices, mesh):
@@ -130,7 +130,11 @@ async def test_a_state_is_installed_shard_by_shard():
         assert ((await learner.state()).data == state).all()
 
 
-RANKS = [(2, 0), (2, 1), *(pytest.param(4, rank, marks=SLOW) for rank in range(4))]
+RANKS = [
+    (2, 0),
+    pytest.param(2, 1, marks=SLOW),
+    *(pytest.param(4, rank, marks=SLOW) for rank in range(4)),
+]
 
 
 @pytest.mark.parametrize(("of", "rank"), RANKS)

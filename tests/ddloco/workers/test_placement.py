@@ -139,7 +139,13 @@ def run(learner, source, steps=4):
 
 
 @pytest.mark.parametrize(
-    ("axes", "optimizer"), [*((each, "adamw") for each in MESHES), (MESHES[-1], "sgd")], ids=str
+    ("axes", "optimizer"),
+    [
+        *(pytest.param(each, "adamw", marks=pytest.mark.slow) for each in MESHES[:-1]),
+        (MESHES[-1], "adamw"),
+        (MESHES[-1], "sgd"),
+    ],
+    ids=str,
 )
 def test_losses_are_those_of_one_device_within_rounding(arena, axes, optimizer):
     """With the same bytes at the beginning; and the same again to the bit on the same mesh."""
