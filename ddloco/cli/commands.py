@@ -312,18 +312,21 @@ folder RUN:path                   the run folder, or one tape
 """, more="""\
 Exit code 0: everything was identical. 1: the first difference is named, with its event,
 or a tape is missing and the gap is named. 2: a tape cannot be read.""", run="replay"),
-Command("why", "explain a recorded run: a merge, an absence, an event, a loss", """
+Command("why", "explain a recorded run: what stands out, a merge, an absence, an event, a loss", """
 folder RUN:path                   the run folder
-""", more=WHY, question=("question", "QUESTION"), commands=[
+@trust
+@salvage
+--json                            print JSON
+""", more=WHY, question=("question", "QUESTION"), run="why", commands=[
 Command("merge", "what a merge waited for, who was in it, and who was not", """
 t T:int                           the merge's global step
 @trust
 @salvage
 --json                            print JSON
 """, run="why"),
-Command("absent", "why a learner was not in a merge", """
+Command("absent", "why a learner was not in a merge, or from which merges it was absent", """
 learner LEARNER                   learner-2, or learner-2.1
-t T:int                           the merge's global step
+t T:int?                          the merge's global step (default: all merges)
 @trust
 @salvage
 --json                            print JSON

@@ -17,7 +17,7 @@ from ddloco.debugger.recorded_job import is_syncer, job_in, open_run
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.report import write_report
 from ddloco.debugger.run_diff import compare
-from ddloco.debugger.why import Told, why_absent, why_event, why_loss, why_merge
+from ddloco.debugger.why import Told, why_absent, why_anything, why_event, why_loss, why_merge
 from ddloco.stage.files.run_folder import SOURCE
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND, HELD
@@ -103,8 +103,10 @@ def _answer(run: RecordedRun, given: argparse.Namespace) -> Told:
             return why_absent(job_in(run), given.learner, given.t)
         case "event":
             return why_event(run, given.event, given.depth)
-        case _:
+        case "loss":
             return why_loss(job_in(run))
+        case _:
+            return why_anything(job_in(run))
 
 
 def diff(given: argparse.Namespace) -> int:

@@ -150,8 +150,10 @@ best of them. Cells that are done are kept, so the same command goes on where it
 examples/experiments has those of docs/experiments.md."""
 
 WHY = """\
+  ddloco why runs/first                       all that stands out, and what does not
   ddloco why runs/first merge 40              what merge 40 waited for, and who was in it
   ddloco why runs/first absent learner-2 40   why learner-2 was not
+  ddloco why runs/first absent learner-2      the merges that learner-2 is not in, and why
   ddloco why runs/first event syncer.1:782    the chain of causes of an event
   ddloco why runs/first loss                  whose loss left its band first
 

@@ -69,6 +69,14 @@ class Parser(argparse.ArgumentParser):
             self.exit(BAD_INPUT, f"ddloco: {message.removeprefix('argument ')}\n")
         super().error(message)
 
+    def hand_down(self, questions: "Orders") -> None:
+        """Let its options be given before a question as well: one that is not given after it leaves
+        what was."""
+        own = {option for action in self._actions for option in action.option_strings}
+        for action in (each for sub in questions.choices.values() for each in sub.arguments()):
+            if own & set(action.option_strings) and action.dest != "help":
+                action.default = argparse.SUPPRESS
+
     def options(self) -> list[str]:
         """All options, those of commands included."""
         return [option for action in self.arguments() for option in action.option_strings]
@@ -149,9 +157,11 @@ def _add_command(orders: Orders, said: Command) -> None:
         _add_option(exclusive if found["exclusive"] else group, found)
     if said.question is not None:
         dest, metavar = said.question
-        questions = command.add_subparsers(dest=dest, metavar=metavar, required=True)
+        asked = not said.run
+        questions = command.add_subparsers(dest=dest, metavar=metavar, required=asked)
         for each in said.commands:
             _add_command(questions, each)
+        command.hand_down(questions)
     if said.run:
         command.set_defaults(run=said.run)
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from clocks import VectorClock, actor_of
 from ddloco.debugger.causes import Cause, chain
 from ddloco.debugger.cluster_status import ClusterStatus, cluster_at
+from ddloco.debugger.detectors import Found, detect
 from ddloco.debugger.merge_history import Merge
 from ddloco.debugger.merge_without import MergeWithout, merge_without
 from ddloco.debugger.recorded_job import RecordedJob, job_in, open_run
@@ -180,6 +181,15 @@ class Run:
         """
         names = [without] if isinstance(without, str) else without
         return merge_without(self._training, t, names, trust=self._trust)
+
+    def detect(self) -> list[Found]:
+        """Return all that stands out in a run of a job, as ``ddloco why RUN`` says it.
+
+        Raises:
+            ConfigError: it is a program of the user's own.
+        """
+        found, _ = detect(self._training)
+        return found
 
     def diff(self, other: "Run | Path | str") -> RunDiff:
         """Compare this run with another one by what their items mean.

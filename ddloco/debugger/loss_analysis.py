@@ -57,7 +57,7 @@ BEYOND_DOUBT = 30.0
 """From so many times on, a contribution is suspect though no loss broke: it may have been refused,
 or merged with little weight. Contributions of sound learners stay below a tenth of it."""
 
-LASTS_STEPS, LASTS_STEPS_MIN, LASTS_SHARE = 16, 6, 0.5
+LASTS_STEPS, LASTS_STEPS_MIN, LASTS_SHARE = 64, 6, 0.5
 """A break is for good if this share of the losses of so many steps is outside the band; near a
 tape's end of fewer, but not below the least number, which would tell nothing."""
 

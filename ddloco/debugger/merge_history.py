@@ -26,6 +26,9 @@ from ddloco.stage.actors.effects import Observe
 from replay import Step, Stepper
 from transport import MessageArrived
 
+SILENT = "has reported nothing since {since:.1f} s, for {for_s:.1f} s: stopped, hung or cut off"
+"""Why a learner was not pulled that was silent: what it holds is a consequence."""
+
 
 class Wait(Struct, frozen=True):
     """What held a launch, in seconds; the three parts add up to ``total_s``.
@@ -242,7 +245,7 @@ class MergeHistory:
         for t, sync in machine.rounds.syncs.items():
             known = self._open.get(t)
             if known is None or known.sync is not sync:
-                self._open[t] = self._launched(ref, machine, sync)
+                self._open[t] = self._launched(ref, step.at, machine, sync)
 
     def _observed(self, ref: str, seen: Observe) -> None:
         fields = seen.fields
@@ -265,7 +268,7 @@ class MergeHistory:
             case _:
                 pass
 
-    def _launched(self, ref: str, machine: Syncer, sync: Sync) -> _Open:
+    def _launched(self, ref: str, at: float, machine: Syncer, sync: Sync) -> _Open:
         """Note a launch: who was not pulled, and why."""
         rounds = machine.rounds
         assert rounds is not None, "it has launched a sync"
@@ -281,6 +284,8 @@ class MergeHistory:
             used = self._used.get((who, p, base))
             if used is not None and not machine.job.sync.blocking:
                 reason = f"holds version {base}, whose tokens merge {used} has"
+            if membership.silent(at, member):
+                reason = SILENT.format(since=member.heard_at, for_s=at - member.heard_at)
             absent[who] = Absence(who, reason, ref)
         connected = {actor_of(member.incarnation) for member in membership.members.values()}
         for name in self._learners:

@@ -34,6 +34,7 @@ class RecordedJob(RecordedRun):
         self._merges: dict[str, list[Merge]] = {}
         self._histories: dict[str, Iterator[Merge]] = {}
         self._walked: dict[str, MergeHistory] = {}
+        self._finished: dict[str, list[tuple[tape.Event, StepFinished]]] = {}
 
     def settings(self) -> dict[str, Any]:
         """Return all settings, also those that say nothing and are left out of tapes."""
@@ -82,11 +83,21 @@ class RecordedJob(RecordedRun):
         ended = [self._walked[each] for each in self.syncers if actor_of(each) == name]
         return ended[-1] if ended else None
 
+    def finished(self, learner: str) -> list[tuple[tape.Event, StepFinished]]:
+        """Return the results of a learner's requests of steps, with their records; they are decoded
+        once."""
+        if learner not in self._finished:
+            self._finished[learner] = [
+                (record, event)
+                for record, event in self.events(learner, StepFinished)
+                if isinstance(event, StepFinished)
+            ]
+        return self._finished[learner]
+
     def steps_of(self, learner: str) -> Iterator[tuple[tape.Event, int, OneStep]]:
         """Yield a learner's finished inner steps: the record, the number, and what it brought."""
-        for record, event in self.events(learner, StepFinished):
-            if isinstance(event, StepFinished):
-                yield from ((record, step, each) for step, each in event.steps())
+        for record, event in self.finished(learner):
+            yield from ((record, step, each) for step, each in event.steps())
 
     def first_step(self, learner: str) -> Step | None:
         """Return the event at which a learner asked for its first inner step; None without one."""

@@ -10,9 +10,11 @@ from msgspec import Struct
 from clocks import actor_of
 from ddloco.debugger.alignment import AlignedRun, Alignment, Item, Key, first_differences
 from ddloco.debugger.event_alignment import AlignedEvents, event_difference
+from ddloco.debugger.learner_time import times_apart
 from ddloco.debugger.merge_processes import merges_in
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.wording import LISTED_MAX, listed
 from ddloco.job.protocol.tape_facts import TASK
 from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
 from ddloco.replayer.recording import run_folder_of
@@ -28,9 +30,6 @@ data: another batch. timing: arrival times or pacing decided otherwise. The othe
 led to another result; ``code``, ``environment`` or ``configuration`` if only that was recorded
 differently, else ``arithmetic``.
 """
-
-LISTED_MAX = 4
-"""Differences that are printed, and settings."""
 
 
 class Difference(Struct, frozen=True):
@@ -96,6 +95,8 @@ class RunDiff(Struct, frozen=True):
         distances: how far the losses of each learner part.
         held_out: the held-out losses, where both have one.
         only: what only one of the runs has, in words.
+        times: for which learners a step took far longer in one run, in words; this makes no
+            difference.
     """
 
     equal: int
@@ -109,6 +110,7 @@ class RunDiff(Struct, frozen=True):
     compared: str
     notes: tuple[str, ...] = ()
     computations: tuple[str, ...] = ()
+    times: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -120,7 +122,7 @@ class RunDiff(Struct, frozen=True):
         lines = [f"recorded differently: {each}" for each in self.recorded[:LISTED_MAX]]
         lines += self.notes
         if self.same:
-            return [*lines, f"equal: {self.equal:,} {self.compared}, to the bit"]
+            return [*lines, f"equal: {self.equal:,} {self.compared}, to the bit", *self.times]
         lines += self.batches
         for position, each in enumerate(self.first[:LISTED_MAX]):
             order = "first difference" if not position else "also, independent of it"
@@ -134,6 +136,7 @@ class RunDiff(Struct, frozen=True):
         lines += [each.line() for each in self.distances]
         if self.held_out is not None:
             lines.append(f"held-out loss: {self.held_out[0]:.6g} and {self.held_out[1]:.6g}")
+        lines += self.times
         lines.append(f"of {self.compared}, {self.equal} are equal, {self.differing} differ")
         return lines
 
@@ -172,7 +175,14 @@ def compare(one: RecordedRun, other: RecordedRun, processes: int = 1) -> RunDiff
         compared=mine.compared,
         notes=(*mine.notes, *theirs.notes),
         computations=tuple(_computations(mine, theirs)),
+        times=tuple(_times(one, other)),
     )
+
+
+def _times(one: RecordedRun, other: RecordedRun) -> list[str]:
+    if isinstance(one, RecordedJob) and isinstance(other, RecordedJob):
+        return times_apart(one, other)
+    return []
 
 
 def _aligned(one: RecordedRun, other: RecordedRun, processes: int) -> tuple[Alignment, Alignment]:
@@ -327,13 +337,8 @@ def _in_tensors(one: Item, other: Item) -> str:
         parts[digests[place] == other.tensors[1][place]].append(name)
     if not parts[False]:
         return ""
-    equal = f" ({_listed(parts[True])} equal)" if parts[True] else ""
-    return f" in {_listed(parts[False])}{equal}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - LISTED_MAX
-    return ", ".join(names[:LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
+    equal = f" ({listed(parts[True])} equal)" if parts[True] else ""
+    return f" in {listed(parts[False])}{equal}"
 
 
 def _computations(mine: Alignment, theirs: Alignment) -> Iterator[str]:
@@ -355,7 +360,7 @@ def _batches(mine: Alignment, theirs: Alignment) -> Iterator[str]:
         equal += len(shared) - len(parted)
         if parted:
             before = f"{shared[0]} to {parted[0] - 1} equal, " if parted[0] > shared[0] else ""
-            differ = _listed([str(each) for each in parted])
+            differ = listed([str(each) for each in parted])
             yield f"batches of {who}: {before}{differ} {'differ' if parted[1:] else 'differs'}"
     yield f"batches: {equal:,} that both runs have are equal"
 

@@ -6,7 +6,9 @@ from typing import Any
 import msgspec
 
 from clocks import actor_of
+from ddloco.debugger.absences import absences_of
 from ddloco.debugger.causes import chain
+from ddloco.debugger.detectors import detect
 from ddloco.debugger.loss_analysis import analyse_losses
 from ddloco.debugger.merge_history import Absence, Merge, MergeAnswer
 from ddloco.debugger.recorded_job import RecordedJob
@@ -40,8 +42,8 @@ def why_merge(run: RecordedJob, t: int) -> Told:
     return [*lines, *_undecided(merge)], msgspec.to_builtins(merge)
 
 
-def why_absent(run: RecordedJob, learner: str, t: int) -> Told:
-    """Explain why a learner is not in a merge.
+def why_absent(run: RecordedJob, learner: str, t: int | None) -> Told:
+    """Explain why a learner is not in a merge; without one, from which merges it was absent.
 
     Raises:
         ConfigError: the run has no such merge or no such learner.
@@ -49,6 +51,9 @@ def why_absent(run: RecordedJob, learner: str, t: int) -> Told:
     if actor_of(learner) not in run.job.learner_names() and learner not in run.job.learner_names():
         names = ", ".join(run.job.learner_names()[:8])
         raise ConfigError(f"{learner!r} is no learner of this job; it has {names}")
+    if t is None:
+        [found] = absences_of(run, [actor_of(learner)])
+        return found.lines(), msgspec.to_builtins(found)
     merge = run.merge(t)
     for each in merge.contributions:
         if learner in {each.learner, actor_of(each.learner)}:
@@ -85,6 +90,15 @@ def why_loss(run: RecordedJob) -> Told:
     """Explain what led to a blow-up of the loss, if there was one."""
     findings = analyse_losses(run)
     return findings.lines(), msgspec.to_builtins(findings)
+
+
+def why_anything(run: RecordedJob) -> Told:
+    """Say what all detectors found, and which of them were quiet."""
+    found, quiet = detect(run)
+    lines = [line for each in found for line in each.lines]
+    said = f"nothing to say of: {', '.join(quiet)}"
+    lines += [said if found else f"nothing stands out; looked at: {', '.join(quiet)}"]
+    return lines, {"found": [msgspec.to_builtins(each) for each in found], "quiet": quiet}
 
 
 def _contribution_line(each: MergeAnswer) -> str:

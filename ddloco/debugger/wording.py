@@ -1,5 +1,6 @@
 """Events in words, for people."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ddloco.job.protocol.events import Started
@@ -10,6 +11,9 @@ from ddloco.stage.programs.user_actor import NOT_HERE
 from transport import MessageArrived, TimerFired
 
 FIELDS_CHARS_MAX = 120
+
+LISTED_MAX = 4
+"""Differences, settings and names that are printed."""
 
 
 def phrase(event: Any) -> str:
@@ -76,6 +80,12 @@ def _fields(value: Any) -> str:
         if not isinstance(shown := getattr(value, field), bytes) and shown != NOT_HERE
     )
     return f"{name} ({clipped(text)})" if text else name
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - LISTED_MAX
+    return ", ".join(names[:LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def clipped(text: str, width: int = FIELDS_CHARS_MAX) -> str:

@@ -1,0 +1,111 @@
+"""In how many merges a learner is, from which it was absent, and what kept it away.
+
+Absences in a row are one span with one cause. What is said at a single merge is often the
+consequence: who was silent for ten seconds holds an old version when it is back.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from clocks import actor_of
+from ddloco.debugger.merge_history import Absence, Merge
+from ddloco.debugger.recorded_job import RecordedJob
+
+CAUSES = ("not connected", "has reported nothing", "its contribution was refused")
+"""How reasons begin that are no consequence of an earlier one; the first that a span has is its
+cause."""
+
+SPANS_SHOWN = 5
+
+
+class Span(Struct, frozen=True):
+    """Merges in a row that a learner is not in.
+
+    Attributes:
+        first: the global step of the first one.
+        last: of the last one.
+        merges: how many there are.
+        reason: what kept it away, in words.
+        event: the syncer's event that decided that; empty if it was before the tape begins.
+    """
+
+    first: int
+    last: int
+    merges: int
+    reason: str
+    event: str
+
+    def line(self) -> str:
+        """Return it in words."""
+        which = f"merge {self.first}"
+        if self.merges > 1:
+            which = f"merges {self.first} to {self.last} ({self.merges} in a row)"
+        return f"not in {which}: {self.reason}" + (f", at {self.event}" if self.event else "")
+
+
+class Absences(Struct, frozen=True):
+    """A learner and the merges of a run.
+
+    Attributes:
+        learner: its name, of all incarnations.
+        present: how many merges it is in.
+        merges: how many there are.
+        before: how many were done before the first that it is in; all, if it is in none.
+        spans: the absences, in order.
+    """
+
+    learner: str
+    present: int
+    merges: int
+    before: int
+    spans: tuple[Span, ...]
+
+    def lines(self) -> list[str]:
+        """Return it in words: the longest absences, in their order."""
+        longest = sorted(self.spans, key=lambda each: -each.merges)[:SPANS_SHOWN]
+        more = len(self.spans) - len(longest)
+        return [
+            f"{self.learner} is in {self.present} of {self.merges} merges",
+            *(f"  {each.line()}" for each in self.spans if each in longest),
+            *([f"  and {more} shorter {'absence' if more == 1 else 'absences'}"] if more else []),
+        ]
+
+
+def absences_of(run: RecordedJob, names: Iterable[str] = ()) -> list[Absences]:
+    """Return the absences of the learners of a run, or of those that are named."""
+    merges = sorted(run.merges(), key=lambda each: each.t)
+    return [_of(merges, name) for name in names or run.job.learner_names()]
+
+
+def _of(merges: Sequence[Merge], name: str) -> Absences:
+    spans: list[Span] = []
+    row: list[tuple[Merge, Absence | None]] = []
+    present = 0
+    for merge in merges:
+        if any(actor_of(each.learner) == name for each in merge.contributions):
+            present += 1
+            spans += [_span(row)] if row else []
+            row = []
+            continue
+        row.append((merge, next((a for a in merge.absent if actor_of(a.learner) == name), None)))
+    spans += [_span(row)] if row else []
+    begins_late = spans and spans[0].first == merges[0].t
+    before = spans[0].merges if begins_late else 0
+    return Absences(name, present, len(merges), before, tuple(spans))
+
+
+def _span(row: Sequence[tuple[Merge, Absence | None]]) -> Span:
+    told = [absence for _, absence in row if absence is not None]
+    cause = next((each for each in told if each.reason.startswith(CAUSES)), None)
+    if cause is None and told:
+        # Reasons are alike that differ in their numbers alone.
+        alike = [re.sub(r"[\d.,]+", "#", each.reason) for each in told]
+        usual, _ = Counter(alike).most_common(1)[0]
+        cause = told[alike.index(usual)]
+    first, last = row[0][0].t, row[-1][0].t
+    if cause is None:
+        return Span(first, last, len(row), "it was not connected", row[0][0].launched)
+    return Span(first, last, len(row), cause.reason, cause.event)

@@ -1,0 +1,256 @@
+"""Everything that ``ddloco why RUN`` looks for without being asked.
+
+Each detector reads one kind of evidence and is quiet if there is nothing to say. It names a learner
+for what the learner's own tape, or the syncer's, shows of it; none of them says who is to blame,
+but that of the losses (``loss_analysis``).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from statistics import median
+
+from msgspec import Struct
+
+from clocks import actor_of
+from ddloco.debugger.absences import absences_of
+from ddloco.debugger.learner_time import LearnerTime, times_of
+from ddloco.debugger.loss_analysis import LEAST_SPREAD, analyse_losses
+from ddloco.debugger.recorded_job import RecordedJob
+from ddloco.debugger.wording import listed
+from ddloco.job.protocol.tape_facts import is_simulated
+from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES, Evaluated
+from ddloco.monitoring.status_view import seconds
+from replay import tape
+
+STEPS_MIN = 8
+"""With fewer steps, or merges, of a learner there is no pattern."""
+
+TWINS_SHARE = 0.5
+"""Two learners draw the same data if this share of their batches is the same."""
+
+STANDS_SHARE, MOVES_SHARE = 0.9, 0.1
+"""A tensor stands still in a learner if so many of its last updates left it as it was, while of
+another learner's last updates no more than the smaller share did."""
+
+LAST_STEPS = 16
+"""Updates that are looked at for that."""
+
+HELD_OUT_TIMES = 3.0
+"""How many times the training loss the held-out loss is far from it."""
+
+ABSENT_SHARE = 0.25
+"""A learner is seldom merged if it is in less than this share of the merges."""
+
+DATA_SHARE, DATA_TIMES = 0.25, 3.0
+"""A learner is held up by its data if it waits for it for this share of its time, and for so many
+times the share of the median learner."""
+
+STOPPED_SHARE, STOPPED_S = 0.05, 2.0
+"""A learner was stopped in its steps for a share of its time worth naming, and for so long."""
+
+
+class Found(Struct, frozen=True):
+    """What a detector found.
+
+    Attributes:
+        detector: which one.
+        lines: it, in words; the first line is a sentence of its own.
+        learner: whose; empty if it is of all.
+        event: an event that shows it; empty if there is no single one.
+    """
+
+    detector: str
+    lines: tuple[str, ...]
+    learner: str = ""
+    event: str = ""
+
+
+def detect(run: RecordedJob) -> tuple[list[Found], list[str]]:
+    """Return what the detectors found, and the names of those that were quiet."""
+    found: list[Found] = []
+    quiet: list[str] = []
+    for name, detector in DETECTORS.items():
+        some = list(detector(run))
+        found += some
+        quiet += [] if some else [name]
+    return found, quiet
+
+
+def _losses(run: RecordedJob) -> Iterator[Found]:
+    """Losses that left their band for good, and whom the evidence points to."""
+    findings = analyse_losses(run)
+    lasts = next((each for each in findings.breaks if each.first and each.lasts), None)
+    if findings.suspect or lasts is not None:
+        event = lasts.event if lasts is not None else ""
+        yield Found("losses", tuple(findings.lines()), findings.suspect, event)
+
+
+def _not_finite(run: RecordedJob) -> Iterator[Found]:
+    """The first loss of each learner that is no number."""
+    for learner in run.learners:
+        wrong = [
+            (record.n, step, each.loss)
+            for record, step, each in run.steps_of(learner)
+            if not math.isfinite(each.loss)
+        ]
+        if wrong:
+            number, step, loss = wrong[0]
+            said = f"{learner}: its loss is {loss} at inner step {step}"
+            more = f", the first of {len(wrong)} such steps" if wrong[1:] else ""
+            event = f"{learner}:{number}"
+            yield Found("finite numbers", (f"{said}{more} ({event})",), learner, event)
+
+
+def _batches(run: RecordedJob) -> Iterator[Found]:
+    """Learners that draw the same batches, or one batch again and again."""
+    if any(is_simulated(each.header) for each in run.tapes.values()):
+        return  # Their batches are numbers, with which each learner begins at 1.
+    drawn = {who: {s: each.batch for _, s, each in run.steps_of(who)} for who in run.learners}
+    varied = {who: own for who, own in drawn.items() if len({*own.values()}) >= STEPS_MIN}
+    names = sorted(varied, key=str.encode)
+    for at, one in enumerate(names):
+        for other in names[at + 1 :]:
+            if actor_of(one) == actor_of(other):
+                continue  # An incarnation may draw again what its former one has lost.
+            own, theirs = {*varied[one].values()}, {*varied[other].values()}
+            shared, of = len(own & theirs), min(len(own), len(theirs))
+            if shared >= TWINS_SHARE * of:
+                said = f"{one} and {other} drew the same data: {shared} of {of} batches are equal"
+                yield Found("batches", (said,), one)
+    for who, own in drawn.items():
+        step, count = _again(list(own.items()))
+        if who in varied and count >= STEPS_MIN:
+            until = step + count - 1
+            said = f"{who} drew the same batch {count} times, inner steps {step} to {until}"
+            yield Found("batches", (said,), who)
+
+
+def _again(drawn: Sequence[tuple[int, bytes]]) -> tuple[int, int]:
+    """Where the longest row of equal batches begins, and its length."""
+    best, since = (0, 0), 0
+    for at, (_, batch) in enumerate(drawn):
+        since = at if at == 0 or batch != drawn[at - 1][1] else since
+        best = max(best, (at - since + 1, -since))
+    length, since = best[0], -best[1]
+    return (drawn[since][0] if drawn else 0), length
+
+
+def _tensors(run: RecordedJob) -> Iterator[Found]:
+    """Tensors that stand still in a learner, and move in another."""
+    plan = run.plan
+    if plan is None:
+        return
+    names = [leaf.name for fragment in plan.fragments for leaf in fragment]
+    still = {who: share for who in run.learners if (share := _still_of(run, who, len(names)))}
+    for who, own in still.items():
+        others = [share for each, share in still.items() if actor_of(each) != actor_of(who)]
+        stand = [
+            name
+            for at, name in enumerate(names)
+            if own[at] >= STANDS_SHARE and any(each[at] <= MOVES_SHARE for each in others)
+        ]
+        if stand:
+            were = "as they were" if stand[1:] else "as it was"
+            said = f"{who}: its last updates left {listed(stand)} {were}; another learner's did not"
+            yield Found("tensors", (said,), who)
+
+
+def _still_of(run: RecordedJob, learner: str, tensors: int) -> list[float]:
+    """For each tensor, the share of a learner's last updates that left it as it was; empty if there
+    are too few."""
+    found = [each.tensors for _, each in run.finished(learner) if each.tensors]
+    pairs = list(pairwise(found))[-LAST_STEPS:]
+    width = TENSOR_DIGEST_BYTES
+    if len(pairs) < STEPS_MIN or any(len(each) != tensors * width for each in found):
+        return []
+    places = [slice(at * width, (at + 1) * width) for at in range(tensors)]
+    return [
+        sum(one[place] == other[place] for one, other in pairs) / len(pairs) for place in places
+    ]
+
+
+def _settings(run: RecordedJob) -> Iterator[Found]:
+    """Variables and versions in which the learners of one job differ."""
+    there = {who: each.header for who, each in run.tapes.items() if who in run.learners}
+    said = {who: {"program": each.code[:12], **_software(each)} for who, each in there.items()}
+    for key in sorted({key for each in said.values() for key in each}):
+        values = {who: each.get(key, "not set") for who, each in said.items()}
+        if len({*values.values()}) > 1:
+            usual, _ = Counter(values.values()).most_common(1)[0]
+            apart = [who for who, value in values.items() if value != usual]
+            which = f"{', '.join(apart)}: {key} is {values[apart[0]]}; of the others {usual}"
+            yield Found("settings", (which,), apart[0] if len(apart) == 1 else "")
+
+
+def _software(header: tape.TapeHeader) -> dict[str, str]:
+    """What of a fingerprint a person sets: machines of one job may well be of several kinds."""
+    hardware = {"cpu", "device", "devices"}
+    return {key: value for key, value in header.fingerprint.items() if key not in hardware}
+
+
+def _held_out(run: RecordedJob) -> Iterator[Found]:
+    """A held-out loss far from the training loss."""
+    told = [
+        (f"{syncer}:{record.n}", event.loss)
+        for syncer in run.syncers
+        for record, event in run.events(syncer, Evaluated)
+        if isinstance(event, Evaluated) and event.loss is not None
+    ]
+    losses = {who: [each.loss for *_, each in run.steps_of(who)] for who in run.learners}
+    known = [each for each in losses.values() if len(each) >= STEPS_MIN]
+    if not told or not known:
+        return
+    event, held_out = told[-1]
+    training = median(loss for each in known for loss in each[-STEPS_MIN:])
+    first = median(each[0] for each in known)
+    if held_out > HELD_OUT_TIMES * training and held_out > LEAST_SPREAD * abs(first) > 0:
+        times = f"{held_out / training:.1f} times " if training > 0 else "above "
+        said = f"the held-out loss is {times}the training loss: {held_out:.4g} and {training:.4g}"
+        yield Found("held-out loss", (f"{said} ({event})",), event=event)
+
+
+def _merged(run: RecordedJob) -> Iterator[Found]:
+    """Learners that are never merged, or seldom from their first merge on, and those that were away
+    for long. Who starts later than others is in no merge until then."""
+    for each in absences_of(run):
+        there = each.merges - each.before
+        away = max((span.merges for span in each.spans[bool(each.before) :]), default=0)
+        long = away >= max(STEPS_MIN, ABSENT_SHARE * there)
+        seldom = there >= STEPS_MIN and each.present < ABSENT_SHARE * there
+        if seldom or long or each.before == each.merges >= STEPS_MIN:
+            yield Found("merges", tuple(each.lines()), each.learner)
+
+
+def _time(run: RecordedJob) -> Iterator[Found]:
+    """Learners that wait for data, or were stopped, far longer than the others."""
+    times = times_of(run)
+    usual = median(each.share("data") for each in times) if times else 0.0
+    for each in times:
+        share = each.share("data")
+        if share >= DATA_SHARE and (len(times) == 1 or share >= DATA_TIMES * usual):
+            others = f"; of the median learner {usual:.0%}" if times[1:] else ""
+            said = f"{each.learner} waits for data {share:.0%} of its time{_of_step(each)}{others}"
+            yield Found("time", (said,), each.learner)
+        if each.share("stopped") >= STOPPED_SHARE and each.spent.stopped >= STOPPED_S:
+            said = f"{each.learner} was stopped in its steps for {seconds(each.spent.stopped)}"
+            yield Found("time", (said,), each.learner)
+
+
+def _of_step(each: LearnerTime) -> str:
+    data_s, step_s = (1000 * all_s / max(each.steps, 1) for all_s in (each.spent.data, each.sum_s))
+    return f" ({data_s:.3g} of {step_s:.3g} ms a step)"
+
+
+DETECTORS: dict[str, Callable[[RecordedJob], Iterator[Found]]] = {
+    "losses": _losses,
+    "finite numbers": _not_finite,
+    "batches": _batches,
+    "tensors": _tensors,
+    "merges": _merged,
+    "held-out loss": _held_out,
+    "settings": _settings,
+    "time": _time,
+}
+"""In the order in which their findings matter."""

@@ -1,0 +1,98 @@
+"""Where the time of each learner went, as it last told its syncer (``TimeSpent``)."""
+
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from clocks import actor_of, number_of
+from ddloco.debugger.recorded_job import RecordedJob
+from ddloco.job.protocol.messages import Progress
+from ddloco.job.protocol.time_spent import TimeSpent
+from ddloco.monitoring.status_view import seconds
+from transport import MessageArrived
+
+Part = Literal["computing", "compiling", "data", "parameters", "stopped", "versions"]
+
+WORDS: dict[Part, str] = {
+    "computing": "computing",
+    "compiling": "compiling",
+    "data": "waiting for data",
+    "parameters": "waiting for its first parameters",
+    "stopped": "stopped",
+    "versions": "waiting for versions",
+}
+
+APART_TIMES, APART_SHARE = 1.5, 0.1
+"""From so many times on, or from so much of all time on, two runs are said to differ in time."""
+
+SHOWN_SHARE = 0.005
+"""Parts below this share are left out."""
+
+
+class LearnerTime(Struct, frozen=True):
+    """How an incarnation of a learner spent its time.
+
+    Attributes:
+        learner: the incarnation.
+        steps: inner steps that it finished.
+        step_s: how long a step took, the median of its newest, in seconds.
+        spent: its time, by what it did.
+    """
+
+    learner: str
+    steps: int
+    step_s: float
+    spent: TimeSpent
+
+    @property
+    def sum_s(self) -> float:
+        """All of it, in seconds."""
+        return sum(astuple(self.spent))
+
+    def share(self, part: Part) -> float:
+        """Return the share of one part, from 0 to 1."""
+        return getattr(self.spent, part) / self.sum_s if self.sum_s else 0.0
+
+    def line(self) -> str:
+        """Return it in words."""
+        shares = {words: self.share(part) for part, words in WORDS.items()}
+        said = [f"{share:.0%} {words}" for words, share in shares.items() if share >= SHOWN_SHARE]
+        return f"{self.learner}: a step {seconds(self.step_s)}; {', '.join(said) or 'no step'}"
+
+
+def times_apart(one: RecordedJob, other: RecordedJob) -> list[str]:
+    """Return in words for which learners a step took far longer in one run than in the other, and
+    which part of their time then differs most."""
+    theirs = {each.learner: each for each in times_of(other)}
+    found: list[str] = []
+    for mine in times_of(one):
+        its = theirs.get(mine.learner)
+        if its is None or not mine.step_s or not its.step_s:
+            continue
+        gaps = {part: abs(mine.share(part) - its.share(part)) for part in WORDS}
+        part = max(WORDS, key=lambda each: gaps[each])
+        times = max(mine.step_s, its.step_s) / min(mine.step_s, its.step_s)
+        if times >= APART_TIMES or (gaps[part] >= APART_SHARE and part in {"data", "stopped"}):
+            steps = f"a step {seconds(mine.step_s)} and {seconds(its.step_s)}"
+            shares = f"{WORDS[part]} {mine.share(part):.0%} and {its.share(part):.0%}"
+            found.append(f"time of {mine.learner}: {steps}; {shares} of it")
+    return found
+
+
+def times_of(run: RecordedJob) -> list[LearnerTime]:
+    """Return how each incarnation of a learner spent its time, by name and number."""
+    newest: dict[str, Progress] = {}
+    for syncer in run.syncers:
+        for _, event in run.events(syncer, Progress):
+            if isinstance(event, MessageArrived) and isinstance(event.body, Progress):
+                newest[event.sender] = event.body
+    return [
+        LearnerTime(who, told.step, told.step_s, told.spent)
+        for who, told in sorted(newest.items(), key=lambda each: _order(each[0]))
+        if told.step
+    ]
+
+
+def _order(incarnation: str) -> tuple[str, int]:
+    return actor_of(incarnation), number_of(incarnation)

@@ -1,0 +1,204 @@
+"""``ddloco why RUN``: each detector finds what is planted, and all are quiet in sound runs."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from ddloco.cli.debug import why
+from ddloco.cli.parser import parser
+from ddloco.debugger.detectors import DETECTORS, detect
+from ddloco.debugger.learner_time import times_of
+from ddloco.debugger.recorded_job import open_job
+from ddloco.job.protocol.messages import Progress
+from ddloco.job.protocol.time_spent import TimeSpent
+from ddloco.job.protocol.work import Evaluated, OneStep
+from ddloco.workers.simulated.work import SimulatedWork
+from transport import MessageArrived
+
+GUILTY = "learner-1.1"
+SOUND = ("job.learners=3", "chaos.fault=[]", "learner={}", "work.variance=0.1")
+
+
+def plant_result(monkeypatch, change):
+    """Change what the guilty learner's steps bring."""
+    run_step = SimulatedWork._run_step
+
+    def planted(work, request, contents):
+        done = run_step(work, request, contents)
+        return change(done) if work._name == GUILTY else done
+
+    monkeypatch.setattr(SimulatedWork, "_run_step", planted)
+
+
+def plant_nan(monkeypatch):
+    """Its loss is no number in one step."""
+    plant_result(monkeypatch, lambda d: structs.replace(d, loss=math.nan) if d.step == 50 else d)
+
+
+def plant_still_tensor(monkeypatch):
+    """Its updates leave the parameters as they were."""
+    descend = SimulatedWork._descend
+
+    def planted(work, step):
+        before = work._params.copy()
+        loss = descend(work, step)
+        if work._name == GUILTY and step >= 60:
+            work._params = before
+        return loss
+
+    monkeypatch.setattr(SimulatedWork, "_descend", planted)
+
+
+PLANTS = {
+    "finite numbers": (plant_nan, f"{GUILTY}: its loss is nan at inner step 50"),
+    "tensors": (plant_still_tensor, f"{GUILTY}: its last updates left "),
+}
+
+
+@pytest.mark.parametrize("detector", PLANTS)
+def test_what_is_planted_is_found(detector, simulate, monkeypatch):
+    """By its detector, with the learner and no other one."""
+    plant, said = PLANTS[detector]
+    plant(monkeypatch)
+    found, _ = detect(open_job(simulate(*SOUND)))
+    mine = [each for each in found if each.detector == detector]
+    assert [each.learner for each in mine] == [GUILTY], found
+    assert mine[0].lines[0].startswith(said), mine
+    assert {each.learner for each in found} <= {GUILTY, ""}, found
+
+
+class Told:
+    """A run of which only that is known which a detector asks for."""
+
+    def __init__(self, *, batches=None, losses=(), held_out=None, spent=None, flags=None):
+        self.learners = [f"learner-{n}.1" for n in range(3)]
+        self.syncers = ["syncer.1"]
+        flags = flags or {}
+        self.tapes = {who: self._tape(flags.get(who, "")) for who in self.learners}
+        self._batches, self._losses = batches or {}, losses
+        self._held_out, self._spent = held_out, spent or {}
+
+    def _tape(self, flags):
+        fingerprint = {"env.XLA_FLAGS": flags} if flags else {}
+        return SimpleNamespace(header=SimpleNamespace(code="c", fingerprint=fingerprint))
+
+    def steps_of(self, who):
+        """Its steps, with the batches or the losses that are given."""
+        drawn = self._batches.get(who, [f"{who} {n}" for n in range(len(self._losses))])
+        for n, batch in enumerate(drawn):
+            loss = self._losses[n] if self._losses else 1.0
+            yield SimpleNamespace(n=n + 1), n + 1, OneStep(loss, 1, f"{batch}".encode())
+
+    def events(self, who, kind):
+        """The evaluation, or the last reports."""
+        if kind is Evaluated and self._held_out is not None:
+            yield SimpleNamespace(n=9), Evaluated(1, self._held_out)
+        for learner, spent in self._spent.items():
+            told = Progress(20, 0.1, (0,), (0,), (0,), spent=spent)
+            yield None, MessageArrived(learner, "control", learner, 1, 1, {}, told)
+
+
+QUICK, WAITS = TimeSpent(computing=10.0), TimeSpent(computing=2.0, data=8.0)
+OF_ONE = {"learner-0.1": QUICK, "learner-1.1": WAITS, "learner-2.1": QUICK}
+OWN = {f"learner-{n}.1": range(n * 100, n * 100 + 20) for n in range(3)}
+RUNS = {
+    "twins": (
+        Told(batches={**OWN, "learner-2.1": range(100, 120)}),
+        "learner-1.1 and learner-2.1 drew the same data: 20 of 20 batches are equal",
+    ),
+    "one batch": (
+        Told(batches={**OWN, GUILTY: [*range(100, 112), *[7] * 9]}),
+        f"{GUILTY} drew the same batch 9 times, inner steps 13 to 21",
+    ),
+    "evaluation": (
+        Told(losses=[0.5] * 8 + [0.1] * 8, held_out=0.66),
+        "the held-out loss is 6.6 times the training loss: 0.66 and 0.1 (syncer.1:9)",
+    ),
+    "data": (
+        Told(spent=OF_ONE),
+        f"{GUILTY} waits for data 80% of its time (400 of 500 ms a step); of the median learner 0%",
+    ),
+    "stopped": (
+        Told(spent={GUILTY: TimeSpent(computing=10.0, stopped=8.0)}),
+        f"{GUILTY} was stopped in its steps for 8.0 s",
+    ),
+    "flags": (
+        Told(flags={GUILTY: "--xla_cpu_enable_fast_math=true"}),
+        f"{GUILTY}: env.XLA_FLAGS is --xla_cpu_enable_fast_math=true; of the others not set",
+    ),
+}
+ASKED = ("batches", "held-out loss", "settings", "time")
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_what_is_told_is_found(kind):
+    """In words, and nothing else is."""
+    run, said = RUNS[kind]
+    found = [line for name in ASKED for each in DETECTORS[name](run) for line in each.lines]
+    assert found == [said]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Told(batches=OWN),
+        Told(batches=dict.fromkeys(OWN, [1] * 30)),
+        Told(batches={**OWN, "learner-1.2": range(100, 120)}),
+        Told(losses=[0.5] * 8 + [0.1] * 8, held_out=0.2),
+        Told(losses=[0.5] * 8 + [1e-9] * 8, held_out=1e-7),
+        Told(spent=dict.fromkeys(OF_ONE, WAITS)),
+    ],
+    ids=["own data", "one batch of all", "came back", "sound", "next to nothing", "all wait"],
+)
+def test_what_is_usual_is_not(run):
+    """All learners that wait alike are slow, and none of them stands out."""
+    assert [each for name in ASKED for each in DETECTORS[name](run)] == []
+
+
+@pytest.mark.parametrize("settings", [SOUND, (*SOUND, "job.learners=8"), (*SOUND, "job.syncers=2")])
+def test_sound_runs_are_quiet(settings, simulate):
+    """Of two, eight and sharded learners nothing is said."""
+    found, quiet = detect(open_job(simulate(*settings)))
+    assert found == []
+    assert quiet == [*DETECTORS]
+
+
+def test_who_was_away_is_said_with_the_cause(folder, capsys):
+    """Of all merges in a row, and not merge by merge."""
+    assert why(parser().parse_args(["why", str(folder), "absent", "learner-1"])) == 0
+    out = capsys.readouterr().out
+    assert "learner-1 is in " in out
+    assert " in a row): not connected: " in out
+
+
+def test_a_learner_that_is_stopped_is_silent(simulate):
+    """Not the old version is named that it holds afterwards, but since when nothing was heard."""
+    stall = "chaos.fault=[{what='stall', who='learner-1', at_s=60.0, for_s=60.0}]"
+    run = open_job(simulate(*SOUND, stall, "sync.quorum=1"))
+    found, _ = detect(run)
+    [said] = [each for each in found if each.detector == "merges"]
+    assert said.learner == "learner-1"
+    assert any("has reported nothing since " in line for line in said.lines), said.lines
+
+
+def test_an_answer_without_a_question_is_data_too(folder, capsys):
+    """What was found and which detectors were quiet; options may come before a question."""
+    assert why(parser().parse_args(["why", str(folder), "--json"])) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {each["detector"] for each in found["found"]} | {*found["quiet"]} == {*DETECTORS}
+    assert parser().parse_args(["why", str(folder), "--salvage", "loss"]).salvage
+    assert parser().parse_args(["why", str(folder), "loss", "--salvage"]).salvage
+    assert not parser().parse_args(["why", str(folder), "loss"]).salvage
+
+
+def test_time_is_said_by_learner(simulate):
+    """As the learners told it: the sum is their time, and shares are of that."""
+    times = times_of(open_job(simulate(*SOUND)))
+    assert [each.learner for each in times] == ["learner-0.1", "learner-1.1", "learner-2.1"]
+    assert all(each.sum_s > 0 for each in times)
+    assert all("computing" in each.line() for each in times)
+    assert np.isclose(sum(times[0].share(part) for part in TimeSpent.__struct_fields__), 1.0)
