@@ -343,6 +343,17 @@ Command("loss", "which learner's loss left its band first, and which contributio
 @salvage
 --json                            print JSON
 """, run="why")]),
+Command("story", "tell what happened to an actor, from its start to its end", """
+folder RUN:path                   the run folder
+actor ACTOR                       learner-1, or one incarnation of it, learner-1.2
+--after S:float[0]                from this second of the run on (default: its start)
+--before S:float                  up to this second
+@trust
+@salvage
+--json                            print JSON
+""", more="""\
+Steps and merges in which nothing else happens are one line; each line names the event that
+shows it. Times are seconds on the one axis of the run.""", run="story"),
 Command("diff",
 "compare two recorded runs: where they part first, and of what kind the difference is", """
 folder RUN_A:path                 a run folder

@@ -17,6 +17,7 @@ from ddloco.debugger.recorded_job import is_syncer, job_in, open_run
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.report import write_report
 from ddloco.debugger.run_diff import compare
+from ddloco.debugger.story import story_of
 from ddloco.debugger.why import Told, why_absent, why_anything, why_event, why_loss, why_merge
 from ddloco.stage.files.run_folder import SOURCE
 from ddloco.stage.files.toml import ConfigError
@@ -107,6 +108,25 @@ def _answer(run: RecordedRun, given: argparse.Namespace) -> Told:
             return why_loss(job_in(run))
         case _:
             return why_anything(job_in(run))
+
+
+def story(given: argparse.Namespace) -> int:
+    """``ddloco story``: what happened to an actor, from its start to its end."""
+
+    def answer(run: RecordedRun) -> int:
+        lines = [
+            each
+            for each in story_of(run, given.actor)
+            if given.after <= each.at and (given.before is None or each.at <= given.before)
+        ]
+        if given.json:
+            plain = [msgspec.to_builtins(each) for each in lines]
+            print(json.dumps({"gaps": run.gaps, "lines": plain}, indent=2))
+        else:
+            _say(*_before([run]), *(f"{e.at:9.2f} s  {e.text}  ({e.event})" for e in lines))
+        return HELD
+
+    return explained(given, answer)
 
 
 def diff(given: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from ddloco.stage.process.terminal import escaping, let_go, outlive_readers
 
 MODULES = {
     "completion": ("completion",),
-    "debug": ("bundle", "diff", "report", "why"),
+    "debug": ("bundle", "diff", "report", "story", "why"),
     "docs": ("docs",),
     "doctor": ("doctor",),
     "examples": ("init",),

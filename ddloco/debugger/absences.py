@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from clocks import actor_of
-from ddloco.debugger.merge_history import Absence, Merge
+from ddloco.debugger.merge_history import Merge
 from ddloco.debugger.recorded_job import RecordedJob
 
 CAUSES = ("not connected", "has reported nothing", "its contribution was refused")
@@ -82,30 +82,37 @@ def absences_of(run: RecordedJob, names: Iterable[str] = ()) -> list[Absences]:
 
 def _of(merges: Sequence[Merge], name: str) -> Absences:
     spans: list[Span] = []
-    row: list[tuple[Merge, Absence | None]] = []
+    row: list[Merge] = []
     present = 0
     for merge in merges:
-        if any(actor_of(each.learner) == name for each in merge.contributions):
-            present += 1
-            spans += [_span(row)] if row else []
-            row = []
+        if weight_in(merge, name) is None:
+            row.append(merge)
             continue
-        row.append((merge, next((a for a in merge.absent if actor_of(a.learner) == name), None)))
-    spans += [_span(row)] if row else []
+        present += 1
+        spans += [span_of(row, name)] if row else []
+        row = []
+    spans += [span_of(row, name)] if row else []
     begins_late = spans and spans[0].first == merges[0].t
     before = spans[0].merges if begins_late else 0
     return Absences(name, present, len(merges), before, tuple(spans))
 
 
-def _span(row: Sequence[tuple[Merge, Absence | None]]) -> Span:
-    told = [absence for _, absence in row if absence is not None]
+def weight_in(merge: Merge, name: str) -> float | None:
+    """Return the weight of a learner in a merge; None if it is not in it."""
+    found = (each for each in merge.contributions if actor_of(each.learner) == name)
+    return next((each.weight for each in found), None)
+
+
+def span_of(row: Sequence[Merge], name: str) -> Span:
+    """Return merges in a row that a learner is not in, with the cause."""
+    told = [a for merge in row for a in merge.absent if actor_of(a.learner) == name]
     cause = next((each for each in told if each.reason.startswith(CAUSES)), None)
     if cause is None and told:
         # Reasons are alike that differ in their numbers alone.
         alike = [re.sub(r"[\d.,]+", "#", each.reason) for each in told]
         usual, _ = Counter(alike).most_common(1)[0]
         cause = told[alike.index(usual)]
-    first, last = row[0][0].t, row[-1][0].t
+    first, last = row[0].t, row[-1].t
     if cause is None:
-        return Span(first, last, len(row), "it was not connected", row[0][0].launched)
+        return Span(first, last, len(row), "it was not connected", row[0].launched)
     return Span(first, last, len(row), cause.reason, cause.event)

@@ -21,6 +21,7 @@ from ddloco.debugger.recorded_job import RecordedJob, job_in, open_run
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.debugger.run_diff import RunDiff, compare
 from ddloco.debugger.stopped_replay import Tensors, arrays_at
+from ddloco.debugger.story import Line, story_of
 from ddloco.debugger.wording import phrase
 from ddloco.stage.actors.actor import Machine
 from ddloco.stage.files.toml import ConfigError
@@ -190,6 +191,14 @@ class Run:
         """
         found, _ = detect(self._training)
         return found
+
+    def story(self, actor: str) -> list[Line]:
+        """Return what happened to an actor, ``learner-1``, or to one incarnation, ``learner-1.2``.
+
+        Raises:
+            ConfigError: there is no tape of it.
+        """
+        return story_of(self.recorded, actor)
 
     def diff(self, other: "Run | Path | str") -> RunDiff:
         """Compare this run with another one by what their items mean.

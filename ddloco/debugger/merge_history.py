@@ -183,6 +183,8 @@ class MergeHistory:
         """By learner's name, how its link was last lost, and at which event."""
         self._used: dict[tuple[str, int, int], int] = {}
         """By learner, fragment and base version, the merge that used up its tokens."""
+        self.told: list[tuple[int, float, Observe]] = []
+        """What the syncer observed of learners, with the number and the time of its event."""
         self.numbers = Numbers()
         """The job's numbers at the last event that was seen."""
         self.disregarded: dict[str, str] = {}
@@ -194,6 +196,9 @@ class MergeHistory:
         at, machine = 0.0, self._stepper.actor.machine
         for step in self._stepper.steps():
             at, machine = step.at, self._stepper.actor.machine
+            for effect in step.effects:
+                if type(effect) is Observe and "learner" in effect.fields:
+                    self.told.append((step.number, at, effect))
             yield from self._see(step)
         if isinstance(machine, Syncer | Coordinator):
             self.numbers = machine.numbers(at)

@@ -19,6 +19,7 @@ from ddloco.job.protocol.work import OneStep, RunStep, StepFinished
 from ddloco.replayer.recording import named_settings, open_recording, program_in
 from ddloco.roles.job_program import JobProgram
 from ddloco.roles.resume import JobStartPoint, plan_of
+from ddloco.stage.actors.effects import Observe
 from ddloco.stage.files.toml import ConfigError
 from replay import Step, Tape, tape
 
@@ -123,6 +124,15 @@ class RecordedJob(RecordedRun):
                         break
                     known.append(following)
                 yield known[position]
+
+    def observed(self) -> Iterator[tuple[str, int, float, Observe]]:
+        """Yield what the syncers observed of learners: the syncer, the number of its event, its
+        time in seconds, and the observation."""
+        for _ in self.merges():
+            pass
+        for syncer in self.syncers:
+            for number, at, seen in self._walked[syncer].told:
+                yield syncer, number, at, seen
 
     def merges_of(self, syncer: str) -> Iterator[Merge]:
         """Compute and yield the merges of one syncer, in the order of its tape."""
