@@ -11,6 +11,7 @@ from clocks.causality import causal_sort as causal_sort
 from clocks.causality import inconsistencies as inconsistencies
 from clocks.causality import is_consistent_cut as is_consistent_cut
 from clocks.files import is_in_use as is_in_use
+from clocks.files import make_durable as make_durable
 from clocks.files import mark_in_use as mark_in_use
 from clocks.files import open_regular as open_regular
 from clocks.files import read_regular as read_regular

@@ -23,6 +23,24 @@ _KINDS = {
 }
 
 
+NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+"""Error numbers of file systems that do not tell when something is on the disk."""
+
+
+def make_durable(descriptor: int) -> None:
+    """Have a file, or the names in a folder, be on the disk; where the file system cannot tell
+    whether they are, go on.
+
+    Raises:
+        OSError: they are not, for there is no room or the disk has failed.
+    """
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise
+
+
 def open_regular(path: str | Path) -> FileIO:
     """Open a regular file for reading, unbuffered.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from clocks import open_regular
+from clocks import make_durable, open_regular
 from snapshot.storage import (
     ASIDE,
     BLOBS,
@@ -29,9 +29,6 @@ from snapshot.storage import (
     chunks,
     digest_of,
 )
-
-NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-"""Error numbers of file systems without hard links."""
 
 
 class LocalStorage:
@@ -87,9 +84,7 @@ class LocalStorage:
                 os.link(partial, path)
             except FileExistsError:
                 return False
-            except OSError as error:
-                if error.errno not in NO_LINKS:
-                    raise cannot(str(path), "written", error) from None
+            except OSError:  # File systems without links say so with errors of many kinds.
                 if path.exists():
                     return False
                 if exclusive:
@@ -106,7 +101,7 @@ class LocalStorage:
                 with path.open("xb") as file:
                     file.write(data)
                     file.flush()
-                    os.fsync(file.fileno())
+                    make_durable(file.fileno())
             except FileExistsError:
                 return False
         return True
@@ -226,7 +221,7 @@ def write_file(path: Path, views: Sequence[memoryview], *, durable: bool = True)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
         if durable:
-            os.fsync(descriptor)
+            make_durable(descriptor)
     finally:
         os.close(descriptor)
 
@@ -238,7 +233,7 @@ def _sync_folder(folder: Path) -> None:
         except FileNotFoundError:
             return  # Nothing was written there.
         try:
-            os.fsync(descriptor)
+            make_durable(descriptor)
         finally:
             os.close(descriptor)
 

@@ -68,6 +68,11 @@ class TrioSocket:
             self._learn()  # binding consumes the edge, like any other call
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
+    def speak_ipv6(self) -> None:
+        """Have what it binds and dials from now on be of IPv6, and of IPv4 beside it."""
+        self._socket.setsockopt(zmq.IPV6, 1)
+        self._learn()
+
     def reconnect(self, address: str, to: str | None = None) -> None:
         """Close the connection to `address` and discard its queue, then dial it again, or dial `to`
         instead. An empty `address` means that there is no connection to close.

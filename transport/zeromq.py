@@ -20,6 +20,7 @@ from typing import Any
 import trio
 import zmq
 
+from transport.address_family import dials_ipv6, is_ipv6, listens_on_ipv6
 from transport.connections import Connections
 from transport.curve_auth import Curve, CurveGate, Refusal, refuse_old_protocols
 from transport.endpoint import (
@@ -235,6 +236,8 @@ class ZmqEndpoint:
             router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             router.setsockopt(zmq.ROUTER_HANDOVER, 1)
             self._listening = self._added(self._guarded(router))
+        if listens_on_ipv6(address):
+            self._listening.socket.speak_ipv6()
         try:
             return self._listening.socket.bind(address)
         except zmq.ZMQError as error:
@@ -243,6 +246,8 @@ class ZmqEndpoint:
     async def dial(self, address: str, *, route: str, identity: str) -> None:
         """Connect a DEALER; see `Endpoint.dial`."""
         await trio.lowlevel.checkpoint()
+        found = _written_in(address) if address.startswith(FILE) else address
+        ipv6 = await dials_ipv6(found)
         self._check_open()
         check_route(route)
         if route in self._dialled:
@@ -253,7 +258,7 @@ class ZmqEndpoint:
             dealer.setsockopt(zmq.ROUTING_ID, wire)
             if self._curve is not None:
                 self._curve.seal(dealer, _peer_of(route))
-            found = _written_in(address) if address.startswith(FILE) else address
+            dealer.setsockopt(zmq.IPV6, int(ipv6))
             if found:
                 dealer.connect(found)
         except zmq.ZMQError as error:
@@ -452,6 +457,8 @@ class ZmqEndpoint:
         if found == before:
             return False
         try:
+            if is_ipv6(found):
+                line.socket.speak_ipv6()
             line.socket.reconnect(before, found)
         except (trio.ClosedResourceError, zmq.ZMQError):
             return False  # Not an address, or one that cannot be dialled from here.

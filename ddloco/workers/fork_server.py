@@ -20,6 +20,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -135,7 +136,7 @@ class ForkServer:
         """Fork a worker; returns, in its process only, True."""
         status = socket.socket(fileno=fds.pop(0))
         parent = os.getpid()
-        saying = os.memfd_create("ddloco worker says")
+        saying = _nameless_file()
         try:
             with warnings.catch_warnings():
                 # Python 3.12 warns of any thread; which ones there are is said above.
@@ -230,6 +231,14 @@ class ForkServer:
             with suppress(OSError):  # A thread that has ended, or a kernel that does not tell.
                 found += map(int, (task / "children").read_text().split())
         return [pid for pid in found if pid not in self._children]
+
+
+def _nameless_file() -> int:
+    """The descriptor of a file without a name; in memory, where the system lets us."""
+    with suppress(OSError):  # Some sandboxes have no memfd_create.
+        return os.memfd_create("ddloco worker says")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def _tell(link: socket.socket, news: News) -> None:

@@ -1,11 +1,12 @@
 """Only regular files are read; opening anything else does not block."""
 
+import errno
 import os
 import socket
 
 import pytest
 
-from clocks import open_regular, read_regular
+from clocks import make_durable, open_regular, read_regular
 
 
 def test_a_file_is_read(tmp_path):
@@ -35,3 +36,27 @@ def test_a_path_with_a_nul_byte(tmp_path):
     """Is an OSError like any other."""
     with pytest.raises(OSError, match="no NUL byte"):
         read_regular(f"{tmp_path}/a\0b")
+
+
+def failing(number):
+    """A call of the system that fails."""
+
+    def call(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_that_cannot_sync_will_do(monkeypatch, number):
+    """It does not tell when something is on the disk, and loses nothing by itself."""
+    monkeypatch.setattr(os, "fsync", failing(number))
+    make_durable(0)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS])
+def test_what_is_not_on_the_disk_is_an_error(monkeypatch, number):
+    """A disk that fails or is full has not kept it."""
+    monkeypatch.setattr(os, "fsync", failing(number))
+    with pytest.raises(OSError, match=os.strerror(number)):
+        make_durable(0)

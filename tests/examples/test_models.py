@@ -16,7 +16,7 @@ from tests.commands import here
 ROOT = Path(__file__).parents[2]
 MODELS = {"moe": "", "lora": "", "vit": "sklearn", "captions": "sklearn", "nnx_decoder": "flax"}
 MODELS["gemma_text"] = "gemma"
-FAST = ("lora", "vit")
+FAST = ("lora",)
 """Of those that learn alone; a job of each is for the slow tests."""
 
 

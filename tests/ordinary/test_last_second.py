@@ -19,8 +19,6 @@ LEARNER = {
     "its log": "ddloco.stage.process.log:ActorLog.close",
 }
 CASES = [(each, when) for each in (*LEAD, *LEARNER) for when in ("before", "after")]
-FAST = [("the model", "after")]
-"""After the others somebody waits for half a minute, or for a tape that nobody receives."""
 
 
 def start_all(engine, what, when, *more):
@@ -44,10 +42,8 @@ def assert_sound(engine, folder):
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize(
-    ("what", "when"),
-    [pytest.param(*each, marks=[pytest.mark.slow] * (each not in FAST)) for each in CASES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "when"), CASES)
 def test_whoever_is_lost_at_the_end_is_started_again_and_ends(engine, what, when):
     """Everyone ends with 0, the model is there, and the tapes are well."""
     start_all(engine, what, when)

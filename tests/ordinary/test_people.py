@@ -122,12 +122,12 @@ ON_HOSTS = {
 
 ONE_ON_HOSTS = [(role, [what]) for role, calls in ON_HOSTS.items() for what in calls]
 ON_HOSTS_CASES = [
-    ("syncer", [*ON_HOSTS["syncer"]]),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in ONE_ON_HOSTS),
-    pytest.param("learner", [*ON_HOSTS["learner"]], marks=pytest.mark.slow),
+    *ONE_ON_HOSTS,
+    *((role, [*calls]) for role, calls in ON_HOSTS.items()),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("role", "what"), ON_HOSTS_CASES)
 def test_a_job_on_hosts_ends_well(engine, installed, role, what):
     """Each of these fails each time: everyone ends with 0, and the model is there."""

@@ -22,7 +22,7 @@ from tests.installed import DDLOCO
 
 ROOT = Path(__file__).parents[2]
 SERVER = "examples.parameter_server:program"
-BACK_BYTES = 40_000
+BACK_BYTES = 15_000
 """The tape of a trainer that has come back, once it has worked for a while."""
 
 FAULTS = 'fault = [{what = "crash", who = "trainer-1", at_s = 0.3, for_s = 0.1}]'

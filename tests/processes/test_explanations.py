@@ -19,7 +19,8 @@ def agree(folder):
     return verified[0]
 
 
-@pytest.mark.parametrize("learners", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("learners", [1, 3])
 def test_a_run_that_goes_on_with_fewer_or_more_learners_is_whole(pictured, tmp_path, learners):
     """Who does not come along has no tape in it, and is no gap; every command answers."""
     snapshot = pictured.snapshots()[1]

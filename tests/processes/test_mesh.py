@@ -57,12 +57,12 @@ def test_learners_of_two_processes_replay(tmp_path):
     assert "identical" in said
 
 
-def test_a_replay_without_the_devices_says_what_is_missing(run):
+def test_a_mesh_without_the_devices_says_what_is_missing(tmp_path):
     """The number of devices is in the tape's environment; here that is not believed."""
     text = (ROOT / "examples" / "mesh.toml").read_text()
-    job = run.parent / "short.toml"
+    job = tmp_path / "short.toml"
     job.write_text(text.replace('JAX_NUM_CPU_DEVICES = "8"', 'JAX_NUM_CPU_DEVICES = "4"'))
-    code, said = ddloco("run", job, "--dir", run.parent / "short", STEPS)
+    code, said = ddloco("run", job, "--dir", tmp_path / "short", STEPS)
     assert code != 0
     assert "mesh data=2 model=4 needs 8 devices, here are 4" in said
     assert "Traceback" not in said

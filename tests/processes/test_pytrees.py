@@ -7,17 +7,9 @@ import ddloco
 from tests.processes.conftest import Job
 from tests.tasks import PYTREES, Shaped
 
-QUICK = "layers"
-"""A list of layers, whose tensors have names that begin with numbers."""
 
-
-@pytest.mark.parametrize(
-    "tree",
-    [
-        each if each == QUICK else pytest.param(each, marks=pytest.mark.slow)
-        for each in sorted(PYTREES)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", sorted(PYTREES))
 def test_any_pytree_is_resumed(tools, tmp_path, tree):
     """Every snapshot is replayed from and verified, a job goes on from one and its bounded tapes
     replay, and the model comes back as the task's own pytree, from a file and from a snapshot."""

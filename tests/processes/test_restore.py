@@ -103,9 +103,10 @@ def test_with_fewer_or_more_learners(pictured, tmp_path, learners):
 
 @pytest.mark.parametrize(
     "form",
-    [(), pytest.param(("--processes", "--set=job.syncers=2"), marks=pytest.mark.slow)],
+    [(), ("--processes", "--set=job.syncers=2")],
     ids=["one process", "shards in processes"],
 )
+@pytest.mark.slow
 def test_a_job_killed_as_a_whole_goes_on(tmp_path, tools, form):
     """SIGKILL to every process; what comes after the newest snapshot is trained once more, and the
     loss continues from where it was."""

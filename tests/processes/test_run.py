@@ -146,7 +146,8 @@ def test_a_worker_that_dies_is_an_event(job, tools):
     assert "not closed" not in replayed.stdout
 
 
-@pytest.mark.parametrize("form", [(), pytest.param(("--processes",), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [(), ("--processes",)])
 def test_a_job_whose_workers_all_died_goes_on(job, tools, form):
     """Its learners come back, and continue from the global fragments."""
     running = job.start(*form, *UNTIL_STOPPED)

@@ -16,6 +16,8 @@ from snapshot.participant import UNDER_WAY_MAX
 from tests.processes.conftest import JOB, Job, call_here, replay
 from tests.processes.test_divergence import first_event, rewrite
 
+pytestmark = pytest.mark.slow
+
 BOUNDED = """
 [tape]
 keep = "2 snapshots"
@@ -76,7 +78,6 @@ def bounded(tmp_path_factory):
     return made
 
 
-@pytest.mark.slow
 def test_what_is_left_replays(bounded):
     """The first files are gone, and all of a former incarnation; a tape has two intervals and what
     no reader has opened yet; the replay begins with a snapshot, says so, and is identical."""
@@ -94,7 +95,6 @@ def test_what_is_left_replays(bounded):
     assert identical.startswith("identical: ")
 
 
-@pytest.mark.slow
 def test_a_later_snapshot_does_as_well(bounded):
     """``--from`` a snapshot behind the beginning: less is played, and it is identical."""
     newest = replay(bounded.folder, "--from", "latest", "--json")
@@ -136,7 +136,6 @@ def test_a_snapshot_before_what_is_left_is_refused(bounded):
     assert said.endswith(f"after that snapshot; the first usable one is {first}")
 
 
-@pytest.mark.slow
 def test_a_changed_loss_is_found(bounded, tmp_path):
     """One bit of one loss in what is left: the replay names that event."""
     copy = shutil.copytree(bounded.folder, tmp_path / "copy")
@@ -172,7 +171,6 @@ def test_without_a_snapshot_nothing_can_begin(bounded, tmp_path):
     )
 
 
-@pytest.mark.slow
 def test_a_run_that_goes_on_is_bounded_as_well(bounded, tmp_path):
     """Its tapes begin where the other run's snapshot was, and then behind its own ones."""
     # The newest one was taken when the run had been told to end; who continues from it ends, too.
@@ -191,7 +189,6 @@ def test_a_run_that_goes_on_is_bounded_as_well(bounded, tmp_path):
     assert "identical: " in found.stdout
 
 
-@pytest.mark.slow
 def test_a_syncer_that_was_killed_behind_the_cut(tmp_path):
     """What it finds of merges from before the cut is what the snapshot has of them: no gap."""
     job = Job(tmp_path, JOB + BOUNDED)

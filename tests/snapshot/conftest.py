@@ -105,7 +105,9 @@ def watch(monkeypatch):
     """Let a function see each call to the system before it happens."""
 
     def watching(before):
-        monkeypatch.setattr("snapshot.local_storage.os", Watched(before))
+        watched = Watched(before)
+        monkeypatch.setattr("snapshot.local_storage.os", watched)
+        monkeypatch.setattr("snapshot.local_storage.make_durable", watched.fsync)
 
     return watching
 

@@ -193,8 +193,10 @@ def _key() -> bytes:
             # If two processes create it at once, both use the one that was linked first.
             with suppress(FileExistsError):
                 os.link(partial, path)
+        except OSError:  # A file system without links.
+            partial.replace(path)
         finally:
-            partial.unlink()
+            partial.unlink(missing_ok=True)
     key = read_regular(path)
     if len(key) != KEY_BYTES:
         raise OSError(0, "is no key", str(path))

@@ -7,7 +7,6 @@ under the same route gets the same number.
 """
 
 import fcntl
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from clocks import (
     TimeSource,
     actor_of,
     is_incarnation,
+    make_durable,
     number_of,
     read_regular,
 )
@@ -128,7 +128,7 @@ class NumberRecord:
             with partial.open("wb") as file:
                 file.write(msgspec.json.encode(dict(sorted(said.items()))))
                 file.flush()
-                os.fsync(file.fileno())
+                make_durable(file.fileno())
             partial.replace(self._path)
         self._newest = said
 

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from ddloco.workers.fork_protocol import Fork, NotForked, decode_news, encode_fork
-from ddloco.workers.fork_server import ForkServer
+from ddloco.workers.fork_server import ForkServer, _nameless_file
 
 
 @pytest.fixture
@@ -43,3 +43,19 @@ def test_too_many_processes_are_an_answer(control, monkeypatch):
         assert decode_news(status.recv(4096)) == NotForked("Resource temporarily unavailable")
         assert status.recv(4096) == b"", "nothing of the worker is kept"
         assert link.recv(4096) == b""
+
+
+def test_without_files_in_memory_there_is_a_temporary_one(monkeypatch):
+    """Some sandboxes have no memfd_create."""
+
+    def refused(*_):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    descriptor = _nameless_file()
+    try:
+        os.write(descriptor, b"said")
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        assert os.read(descriptor, 10) == b"said"
+    finally:
+        os.close(descriptor)

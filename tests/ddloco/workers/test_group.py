@@ -153,6 +153,7 @@ async def test_the_death_of_any_rank_is_the_death_of_all(of, rank):
     assert not any(map(alive, pids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("of", "rank"), RANKS)
 async def test_a_rank_that_is_stuck_is_the_death_of_all(of, rank):
     """It is alive and gives no sign of life."""

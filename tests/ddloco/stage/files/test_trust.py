@@ -1,5 +1,7 @@
 """Whose states may act, and which places may be opened."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import tomli_w
 
 from ddloco.job.config import job_from
 from ddloco.stage.driver.resume import check_said
+from ddloco.stage.files import trust
 from ddloco.stage.files.run_folder import open_folder
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.files.trust import MARK_FILE, check_states, leave_place
@@ -93,3 +96,15 @@ def test_a_run_continues_from_what_this_user_recorded_or_set(folder, job, tmp_pa
     (folder / MARK_FILE).unlink()
     with pytest.raises(ConfigError, match="use --trust if you trust"):
         check_said(str(folder), within, within, trust=False)
+
+
+def test_a_home_without_links_has_a_key(tmp_path, monkeypatch):
+    """It is written under its name where the file system cannot link it."""
+
+    def refused(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "link", refused)
+    assert trust._key() == trust._key()
+    assert [path.name for path in (tmp_path / "ddloco").iterdir()] == ["recorder.key"]
