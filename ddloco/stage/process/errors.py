@@ -15,9 +15,12 @@ def first_of(error: BaseException) -> BaseException:
     return found
 
 
-def raised_at(error: BaseException) -> str:
-    """The file and line where an exception was raised."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
+def raised_at(error: BaseException, called: str = "") -> str:
+    """The file and line where an exception was raised; if that is in the file ``called``, the line
+    that called it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    callers = [frame for frame in frames if frame.filename != called]
+    place = callers[-1]
     return f"{Path(place.filename).name}:{place.lineno}"
 
 

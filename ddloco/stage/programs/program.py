@@ -54,6 +54,7 @@ from ddloco.stage.process.entry_point import (
     source_digest,
 )
 from ddloco.stage.process.errors import raised_at
+from ddloco.stage.programs import user_actor
 from ddloco.stage.programs.executor import ComputationExecutor, Compute
 from ddloco.stage.programs.user_actor import (
     Call,
@@ -269,7 +270,10 @@ class LoadedProgram(Runnable):
         name = actor_of(incarnation)
         machine = self.program.roles[name].machine()
         if isinstance(machine, UserActor):
-            machine.link(self.dials(name), listens=name in self.listeners)
+            dialled = self.dials(name)
+            others = (each for each in self.names if name in self.dials(each))
+            linked = tuple(sorted({*dialled, *others}, key=str.encode))
+            machine.link(dialled, listens=name in self.listeners, linked=linked)
         return machine
 
     def states(self, incarnation: str) -> ActorStates[Any]:
@@ -367,7 +371,7 @@ class LoadedProgram(Runnable):
         del incarnation
         if isinstance(error, TapeError):
             return Finish("failed", str(error))
-        said = f"{in_one_line(error)} ({raised_at(error)})"
+        said = f"{in_one_line(error)} ({raised_at(error, user_actor.__file__)})"
         return Finish("failed", f"{said}; the tape ends with that event")
 
     def admits(self, header: Header[Any]) -> None:

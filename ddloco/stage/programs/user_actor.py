@@ -225,6 +225,7 @@ class UserActor:
     _done_peers: set[str]
     _dials: tuple[str, ...] = ()
     _listens: bool = False
+    _linked: tuple[str, ...] | None = None
 
     def __init__(self, **settings: Any) -> None:
         known = [name for name in declared(type(self)) if not name.startswith("_")]
@@ -294,10 +295,17 @@ class UserActor:
         """Send a message, with the array in its field of type ``Array``, to a linked actor.
 
         Args:
-            peer: its name; a message to an actor that is not linked is dropped.
+            peer: its name; a message to an actor whose link is not up is dropped.
             message: the message body.
             key: a newer message with the same key replaces one that still waits to be sent.
+
+        Raises:
+            LookupError: the program has no link between the two.
         """
+        if self._linked is not None and peer not in self._linked:
+            said = f"{self.name} sends {type(message).__name__} to {peer!r}"
+            there = ", ".join(self._linked) or "nobody"
+            raise LookupError(f"{said}, with which it has no link; it has links with {there}")
         name = array_field(type(message))
         array: Array | None = getattr(message, name) if name else None
         lane, payload = (BULK, array.handle) if array is not None else (CONTROL, "")
@@ -393,9 +401,12 @@ class UserActor:
 
     # The machine.
 
-    def link(self, dials: tuple[str, ...], *, listens: bool) -> None:
-        """Set whom this actor dials, and whether others dial it; its program does."""
-        self._dials, self._listens = dials, listens
+    def link(
+        self, dials: tuple[str, ...], *, listens: bool, linked: tuple[str, ...] | None = None
+    ) -> None:
+        """Set whom this actor dials, whether others dial it, and the names of all that it can have
+        links with; its program does."""
+        self._dials, self._listens, self._linked = dials, listens, linked
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event; see ``ddloco.stage.actors.actor.Machine``."""

@@ -228,6 +228,15 @@ def test_nothing_is_sent_without_a_receiver(begun):
     assert not any(isinstance(each, Send) for each in keeper._asked)
 
 
+def test_a_name_that_nobody_has_is_an_error(begun):
+    """The program knows all names; the line has those with which there are links."""
+    keeper, _ = begun
+    keeper.link(("bert",), listens=True, linked=("ada", "bert"))
+    keeper.send("bert", Note(Array("x")))
+    with pytest.raises(LookupError, match="sends Note to 'bret', .* it has links with ada, bert"):
+        keeper.send("bret", Note(Array("x")))
+
+
 class Odd(Keeper):
     """Defines names that are no methods of its own to call."""
 
