@@ -17,7 +17,7 @@ from ddloco.job.protocol.tape_facts import (
 from ddloco.replayer.start_point import Permit, choose_start_point
 from ddloco.roles.job_program import JobProgram, program_of
 from ddloco.stage.actors.actor import ACTOR_SEMANTICS
-from ddloco.stage.driver.resume import StartPoint
+from ddloco.stage.driver.resume import StartPoint, place_now
 from ddloco.stage.files.run_folder import JOB_FILE, SNAPSHOTS, TAPES
 from ddloco.stage.files.toml import read_toml
 from ddloco.stage.files.trust import check_states, check_trust, content_of, job_digest
@@ -121,7 +121,8 @@ def start_point_in(
     been copied; what is in it is where it is now."""
     folder = run_folder_of(path)
     named = tapes[0].header.facts.get(PLACE)
-    place = named if named and not (folder / SNAPSHOTS).is_dir() else program.place(folder)
+    own = not named or (folder / SNAPSHOTS).is_dir()
+    place = program.place(folder) if own or not named else place_now(named, tapes[0].path)
     return choose_start_point(tapes, place, program.restored, snapshot, permit)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from clocks import actor_of, number_of
-from ddloco.stage.driver.resume import RESTORED, RESTORED_PLACE, Start, StartPoint
+from ddloco.stage.driver.resume import RESTORED, RESTORED_PLACE, Start, StartPoint, place_now
 from replay import Tape, tape
 from snapshot import NEWEST, Manifest, Part, SnapshotError, Store
 
@@ -109,7 +109,7 @@ def choose_start_point(
             if RESTORED not in facts or RESTORED_PLACE not in facts:
                 said = f"begins after event {each.header.after}, and names no snapshot"
                 raise SnapshotError(f"{each.path}: {said}")
-            there = facts[RESTORED_PLACE]
+            there = place_now(facts[RESTORED_PLACE], each.path)
             permit(there)
             return _of_these(read(there, facts[RESTORED]), tapes, there)
     return None

@@ -255,6 +255,25 @@ def absolute_place(place: str | Path) -> str:
     return str(place) if "://" in str(place) else str(Path(place).absolute())
 
 
+MOVED_PARTS_MAX, MOVED_UP_MAX = 4, 4
+"""How many of the last parts of a place's path are looked for, in how many folders above a tape."""
+
+
+def place_now(place: str, tape: Path) -> str:
+    """Return where a place of snapshots is that a tape names: there, or, if it was moved or copied
+    together with the run, under the same last parts of its path in a folder above the tape."""
+    if "://" in place or Store(place).exists():
+        return place
+    parts = Path(place).parts[1:]
+    above = tape.absolute().parents[:MOVED_UP_MAX]
+    for count in range(min(len(parts), MOVED_PARTS_MAX), 0, -1):
+        for folder in above:
+            found = folder.joinpath(*parts[-count:])
+            if Store(found).exists():
+                return str(found)
+    return place
+
+
 def existing_place(said: str) -> tuple[str, str]:
     """As ``place_and_id``, for a folder that must hold snapshots.
 
