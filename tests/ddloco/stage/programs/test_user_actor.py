@@ -233,7 +233,7 @@ def test_a_name_that_nobody_has_is_an_error(begun):
     keeper, _ = begun
     keeper.link(("bert",), listens=True, linked=("ada", "bert"))
     keeper.send("bert", Note(Array("x")))
-    with pytest.raises(LookupError, match="sends Note to 'bret', .* it has links with ada, bert"):
+    with pytest.raises(LookupError, match=r"sends Note to 'bret', .* it has links with ada, bert"):
         keeper.send("bret", Note(Array("x")))
 
 
