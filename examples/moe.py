@@ -31,10 +31,7 @@ class Size(NamedTuple):
     hidden: int = 128  # of each expert
 
 
-SIZES = {
-    "tiny": Size(layers=1, width=32, context=32, batch=8, hidden=32),
-    "small": Size(),
-}
+SIZES = {"tiny": Size(layers=1, width=32, context=32, batch=8, hidden=32), "small": Size()}
 BALANCE = 0.01  # weight of the balancing loss
 
 

@@ -119,12 +119,7 @@ class Player(Generic[E]):
         return effects
 
     def differs(
-        self,
-        record: tape.Event,
-        event: E,
-        aspect: Aspect,
-        expected: Any,
-        actual: Any,
+        self, record: tape.Event, event: E, aspect: Aspect, expected: Any, actual: Any
     ) -> Divergence:
         """The divergence at this event; its ``clock`` includes the event itself. ``expected`` and
         ``actual`` are its values."""

@@ -17,14 +17,7 @@ from snapshot.integrity import (
     no_progress,
     take_inventory,
 )
-from snapshot.manifest import (
-    Entry,
-    Manifest,
-    encode_manifest,
-    encode_piece,
-    file_of,
-    id_of,
-)
+from snapshot.manifest import Entry, Manifest, encode_manifest, encode_piece, file_of, id_of
 from snapshot.packing import PackingError, memoryview_of, pack, unpack
 from snapshot.retention import Removed, retain
 from snapshot.storage import (

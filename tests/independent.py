@@ -20,11 +20,7 @@ import numpy as np
 
 from ddloco.job.protocol.events import Happened
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Resume, StatePiece
-from ddloco.job.protocol.work import (
-    FragmentDecoded,
-    StateInstalled,
-    StepFinished,
-)
+from ddloco.job.protocol.work import FragmentDecoded, StateInstalled, StepFinished
 from ddloco.replayer.recording import job_of, open_recording
 from ddloco.workers.task import load_task
 from replay import tape

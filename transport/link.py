@@ -22,16 +22,7 @@ from typing import Any, Generic
 from msgspec import field
 
 from clocks import Verdict, actor_of, number_of
-from transport.effects import (
-    CancelTimer,
-    Dial,
-    Effect,
-    Hangup,
-    Listen,
-    Mark,
-    Send,
-    SetTimer,
-)
+from transport.effects import CancelTimer, Dial, Effect, Hangup, Listen, Mark, Send, SetTimer
 from transport.events import (
     BytesArrived,
     Event,

@@ -181,8 +181,7 @@ def python() -> Checked:
 
 
 def packages(
-    wanted: Callable[[str], list[str] | None] = requires,
-    installed: Callable[[str], str] = version,
+    wanted: Callable[[str], list[str] | None] = requires, installed: Callable[[str], str] = version
 ) -> Iterator[Checked]:
     """Whether the packages that ddloco needs are there, in versions that it knows."""
     found: list[str] = []

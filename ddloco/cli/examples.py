@@ -175,9 +175,7 @@ def _asked(given: argparse.Namespace) -> Advice | None:
     if given.template == EXAMPLES or not any(answers.values()):
         return None
     return advice(
-        answers["learners"] or LEARNERS,
-        answers["mbit"] or math.inf,
-        answers["parameters"] or SMALL,
+        answers["learners"] or LEARNERS, answers["mbit"] or math.inf, answers["parameters"] or SMALL
     )
 
 

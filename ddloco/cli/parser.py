@@ -226,9 +226,7 @@ def _main(arguments: Sequence[str] | None) -> None:
     top = parser()
     given = top.parse_args(arguments)
     if given.version:
-        from ddloco.stage.process.code_version import (  # noqa: PLC0415, so that --help is fast
-            own_version,
-        )
+        from ddloco.stage.process.code_version import own_version  # noqa: PLC0415, so that --help is fast
 
         print(f"ddloco {own_version()}")
         sys.exit(0)

@@ -3,6 +3,7 @@
 import argparse
 import code
 import json
+import os
 import pdb  # noqa: T100, it is what --pdb asks for
 import time
 from collections.abc import Callable, Iterator
@@ -19,14 +20,18 @@ from rich.progress import Progress
 
 from ddloco.cli.ask import complain, complain_of_tape
 from ddloco.debugger.divergence_screen import explained, screen
+from ddloco.debugger.learner_time import times_of
 from ddloco.debugger.merge_without import merge_without
-from ddloco.debugger.recorded_job import open_job, open_run
+from ddloco.debugger.recorded_job import RecordedJob, open_job, open_run
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
 from ddloco.debugger.wording import phrase
+from ddloco.job.protocol.tape_facts import is_simulated
 from ddloco.monitoring.live_display import PLAIN_LINE_S
-from ddloco.replayer.recording import check_task, open_recording
+from ddloco.monitoring.status_view import seconds
+from ddloco.replayer.recording import check_task, is_program, job_of, open_recording
 from ddloco.replayer.replay_of import replay_of
 from ddloco.replayer.report import Report
+from ddloco.roles.job_program import program_of
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.process.console import SafeConsole
@@ -34,7 +39,7 @@ from ddloco.stage.process.entry_point import NamedError
 from ddloco.workers.breakpoints import Turn
 from ddloco.workers.executor import WorkerRequestError
 from ddloco.workers.task import TaskError
-from replay import TapeError
+from replay import Tape, TapeError
 from snapshot import SnapshotError, StorageError
 
 BAD = (
@@ -47,6 +52,9 @@ BAD = (
     StorageError,
 )
 """What a replay says about what it was given."""
+
+LONG_S = 10.0
+"""A replay that takes less time needs no estimate of it."""
 
 
 def replay(given: argparse.Namespace) -> int:
@@ -91,6 +99,8 @@ def replay(given: argparse.Namespace) -> int:
             )
             bar.update(shown, total=replay.total)
             lines.total = replay.total
+            if not given.snapshot:
+                _say_how_long(tapes, given, console)
             with bar:
                 report = trio.run(replay.run)
         except BAD as error:
@@ -100,6 +110,20 @@ def replay(given: argparse.Namespace) -> int:
     else:
         _print_report(report, given, changed=warn.any)
     return HELD if report.identical else FOUND
+
+
+def _say_how_long(tapes: list[Tape], given: argparse.Namespace, console: Console) -> None:
+    """Say before it begins how long the replay of a job will take, by what its steps took then:
+    they are run again, as many at a time as there are cores."""
+    if is_program(tapes[0].header.job) or is_simulated(tapes[0].header):
+        return
+    times = times_of(RecordedJob(given.folder, tapes, program_of(job_of(tapes[0]))))
+    took_s = sum(each.spent.computing + each.spent.compiling for each in times)
+    at_once = max(1, min(len(os.sched_getaffinity(0)), len(times)))
+    if took_s / at_once >= LONG_S:
+        steps = sum(each.steps for each in times)
+        said = f"replaying {steps:,} steps, which took {seconds(took_s)}: about "
+        console.print(f"{said}{seconds(took_s / at_once)} here", soft_wrap=True, highlight=False)
 
 
 @contextmanager

@@ -26,14 +26,7 @@ from ddloco.debugger.report_lanes import (
     set_spent,
     to_differences,
 )
-from ddloco.debugger.report_merges import (
-    Bars,
-    Matrix,
-    bars_of,
-    columns_shown,
-    matrix_of,
-    syncer_of,
-)
+from ddloco.debugger.report_merges import Bars, Matrix, bars_of, columns_shown, matrix_of, syncer_of
 from ddloco.debugger.run_diff import compare
 from ddloco.job.config import Outer
 from ddloco.job.protocol.status import Numbers

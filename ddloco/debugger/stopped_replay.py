@@ -41,11 +41,7 @@ class StoppedReplay:
     """
 
     def __init__(
-        self,
-        run: RecordedRun,
-        runners: Mapping[str, TapeRunner],
-        incarnation: str,
-        number: int,
+        self, run: RecordedRun, runners: Mapping[str, TapeRunner], incarnation: str, number: int
     ) -> None:
         self.run, self.runners = run, runners
         self.incarnation, self.number = incarnation, number

@@ -203,9 +203,7 @@ def _offset(there_s: float | None, back_s: float | None) -> float:
     return back_s if back_s is not None else 0.0
 
 
-def _delays(
-    tapes: Iterable[Tape],
-) -> tuple[dict[str, list[float]], dict[tuple[str, str], float]]:
+def _delays(tapes: Iterable[Tape]) -> tuple[dict[str, list[float]], dict[tuple[str, str], float]]:
     """Return the times of every actor's events, and per sender and receiver the least difference of
     arrival and departure."""
     opened = list(tapes)

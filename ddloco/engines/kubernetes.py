@@ -198,7 +198,7 @@ def _syncer(order: EngineJob, actor: str) -> str:
     command += ["--advertise", f"tcp://{name}-{actor}:{PORT}"]
     command += ["--connect", f"tcp://{name}-{lead}:{PORT}"] if actor != lead else []
     return SYNCER.format(
-        **_common(order, "syncer", actor, quoted(command), "syncer.key"),
+        **_common(order, "syncer", actor, _words(command), "syncer.key"),
         port=PORT,
         storage=order.settings.kubernetes.storage,
     )
@@ -209,9 +209,15 @@ def _learners(order: EngineJob) -> str:
     command = ["ddloco", "learner", "/job/job.toml", *order.sets, "--join", "--dir"]
     command += ["/run/ddloco/run", "--connect"]
     command += [f"tcp://{name}-{each}:{PORT}" for each in order.job.syncer_names()]
-    words = f'{quoted(command)} --name "learner-$JOB_COMPLETION_INDEX"'
+    words = f'{_words(command)} --name "learner-$JOB_COMPLETION_INDEX"'
     key = "learner-$JOB_COMPLETION_INDEX.key"
     return LEARNERS.format(**_common(order, "learner", "learner", words, key), count=order.learners)
+
+
+def _words(command: list[str]) -> str:
+    """A command as a shell reads it, once Kubernetes has put variables in the place of ``$(NAME)``
+    and one ``$`` in that of two."""
+    return quoted(command).replace("$", "$$")
 
 
 def _common(order: EngineJob, role: str, actor: str, command: str, key: str) -> dict[str, Any]:

@@ -40,14 +40,17 @@ def check_order(order: EngineJob) -> None:
     """Refuse what no engine could carry out.
 
     Raises:
-        ConfigError: there are more learners than the job has, it has relays, or a path has more
-            than one line.
+        ConfigError: there are more learners than the job has, it has relays, or a path or an
+            override has more than one line.
     """
     check_count("--learners", order.learners, order.job)
     check_relays(order.job)
     for path in (order.file, order.folder, order.here):
         if not str(path).isprintable():
             raise ConfigError(f"{str(path)!a}: want a path of printable characters")
+    for each in order.overrides:
+        if not each.isprintable():
+            raise ConfigError(f"--set {each[:80]!a}: want printable characters, on one line")
 
 
 def check_keys(order: EngineJob) -> None:

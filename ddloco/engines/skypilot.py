@@ -164,9 +164,7 @@ def _address(order: EngineJob, syncer: str) -> str:
 def _task(order: EngineJob, part: str, role: str, script: str, key: str) -> str:
     """The task of an actor, whose machine gets no other key than ``key``."""
     fields: dict[str, Any] = dict(getattr(order.settings.skypilot, role))
-    mounts: dict[str, Any] = {
-        SHARED: {"source": order.settings.skypilot.bucket, "mode": "MOUNT"},
-    }
+    mounts: dict[str, Any] = {SHARED: {"source": order.settings.skypilot.bucket, "mode": "MOUNT"}}
     if keys := _keys(order):
         mounts |= {f"{KEYS}/{each}": str(keys / each) for each in (PUBLIC_FILE, f"{key}.key")}
         # ddloco reads keys that nobody else may read.

@@ -699,10 +699,7 @@ class Job(Section, frozen=True):
             # Gradients are sent whole.
             return make_plan(leaves, fragments=1, interval=1, strategy="balanced")
         return make_plan(
-            leaves,
-            fragments=sync.fragments,
-            interval=sync.interval,
-            strategy=sync.fragmentation,
+            leaves, fragments=sync.fragments, interval=sync.interval, strategy=sync.fragmentation
         )
 
     def sendable_plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:
@@ -793,6 +790,8 @@ def load_job(path: Path, overrides: Sequence[str] = (), chaos: Path | None = Non
             bounds, or inconsistent with another.
     """
     plain = read_toml(path)
+    if not plain and not overrides:
+        raise ConfigError(f"{path}: is empty; ddloco init writes a job file to begin with")
     if chaos is not None:
         plain["chaos"] = read_toml(chaos)
         convert(plain["chaos"], Faults, str(chaos))

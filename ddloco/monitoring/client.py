@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import trio
 
-from ddloco.stage.actors.observations import (
-    BEGUN,
-    DISCARDED,
-    DISMISSED,
-    NOT_DISMISSED,
-    TAKEN,
-)
+from ddloco.stage.actors.observations import BEGUN, DISCARDED, DISMISSED, NOT_DISMISSED, TAKEN
 from ddloco.stage.driver.endpoints import new_endpoint
 from ddloco.stage.files.addresses import LEASE_PLACE, check_dial, end_at
 from ddloco.stage.files.toml import ConfigError
@@ -274,7 +268,8 @@ async def open_observer(
     address: str, timeout_s: float, keys: Path | None, *, owner: bool = False
 ) -> AsyncIterator[Observer]:
     """Open an observer of the syncer at ``address``, with keys from a folder if the job has any. An
-    ``owner`` may also end the job, and ask for a snapshot.
+    ``owner`` may also end the job, and ask for a snapshot; who has no ``observer.key`` and is one
+    looks as that.
 
     Raises:
         ConfigError: the address is invalid, or the keys cannot be used.
@@ -282,6 +277,7 @@ async def open_observer(
     if address.startswith(LEASE_PLACE):
         address = await trio.to_thread.run_sync(_found_in, address)
     check_dial("", address)
+    owner = owner or (keys is not None and _has_owners_alone(keys))
     curve = _curve(keys, owner=owner) if keys is not None else None
     async with open_context() as context:
         endpoint = new_endpoint(context, curve)
@@ -316,14 +312,16 @@ def _found_in(address: str) -> str:
     return found
 
 
+def _has_owners_alone(keys: Path) -> bool:
+    """Whether a folder has the owner's key, and not that of observers."""
+    from ddloco.stage.files.keys import OBSERVER, OWNER, secret_file  # noqa: PLC0415, as below
+
+    return secret_file(keys, OWNER).exists() and not secret_file(keys, OBSERVER).exists()
+
+
 def _curve(keys: Path, *, owner: bool) -> "Curve":
     # Files of keys are checked against job files, whose modules a job without keys has no use for.
-    from ddloco.stage.files.keys import (  # noqa: PLC0415
-        OBSERVER,
-        OWNER,
-        load_curve,
-        secret_file,
-    )
+    from ddloco.stage.files.keys import OBSERVER, OWNER, load_curve, secret_file  # noqa: PLC0415
 
     if owner and not secret_file(keys, OWNER).exists() and secret_file(keys, OBSERVER).exists():
         raise ConfigError(

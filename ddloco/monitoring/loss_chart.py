@@ -57,10 +57,7 @@ class LossCurve:
 
 
 def draw_losses(
-    curves: Mapping[str, LossCurve],
-    held_out: Sequence[tuple[int, float]],
-    steps: int,
-    title: str,
+    curves: Mapping[str, LossCurve], held_out: Sequence[tuple[int, float]], steps: int, title: str
 ) -> str:
     """The losses as a self-contained SVG file."""
     lines = {name: curve.points() for name, curve in curves.items()}

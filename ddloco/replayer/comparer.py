@@ -38,11 +38,7 @@ class Comparer:
     """Confirms the events of a tape in a replay."""
 
     def __init__(
-        self,
-        state: ReplayState,
-        player: Player[Any],
-        pending: PendingWork,
-        start: Start | None,
+        self, state: ReplayState, player: Player[Any], pending: PendingWork, start: Start | None
     ) -> None:
         self._state = state
         self._player = player

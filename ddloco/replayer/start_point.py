@@ -74,11 +74,7 @@ Permit = Callable[[str | Path], None]
 
 
 def choose_start_point(
-    tapes: Sequence[Tape],
-    place: str | Path,
-    read: ReadStartPoint[S],
-    snapshot: str,
-    permit: Permit,
+    tapes: Sequence[Tape], place: str | Path, read: ReadStartPoint[S], snapshot: str, permit: Permit
 ) -> StartPoint[S] | None:
     """Read the snapshot that a replay of these tapes starts from; None if all tapes are complete.
 

@@ -129,11 +129,7 @@ class Scenario(Section, frozen=True):
             ConfigError: as for a job file.
         """
         plain = {table: deepcopy(getattr(self, table)) for table in JOB_TABLES}
-        plain["job"] = {
-            "task": "simulated:tensors",
-            "name": "simulated",
-            **plain["job"],
-        }
+        plain["job"] = {"task": "simulated:tensors", "name": "simulated", **plain["job"]}
         plain["task"] = {TENSORS: self.work.tensors}
         return job_from({table: keys for table, keys in plain.items() if keys}, source)
 

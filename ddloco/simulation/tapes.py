@@ -35,11 +35,7 @@ def header_of(job: Job, incarnation: str, *, arithmetic: bool) -> TapeHeader:
         job_id=job.id,
         job=job.as_plain(),
         code=code_version(),
-        fingerprint={
-            DEVICE: SIMULATED,
-            ARITHMETIC: str(arithmetic),
-            "numpy": np.__version__,
-        },
+        fingerprint={DEVICE: SIMULATED, ARITHMETIC: str(arithmetic), "numpy": np.__version__},
         semantics=SEMANTICS,
     )
 

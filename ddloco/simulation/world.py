@@ -28,14 +28,7 @@ from ddloco.stage.driver.door import admit
 from ddloco.stage.files.faults import LINK_KINDS, Fault
 from ddloco.workers.simulated.snapshot_sink import SnapshotMemory
 from ddloco.workers.simulated.work import FragmentMemory, SimulatedWork
-from transport import (
-    CancelTimer,
-    Event,
-    Free,
-    SetTimer,
-    TimerFired,
-    Transmit,
-)
+from transport import CancelTimer, Event, Free, SetTimer, TimerFired, Transmit
 
 LEAVING_S = 0.5
 """Interval for checking whether an actor that leaves has ended, so that it may return."""

@@ -11,10 +11,7 @@ K = TypeVar("K")
 
 
 def compiled(
-    library: str,
-    make: Callable[[ctypes.CDLL], K],
-    numpy: K,
-    results: Callable[[K], object],
+    library: str, make: Callable[[ctypes.CDLL], K], numpy: K, results: Callable[[K], object]
 ) -> K:
     """Return the compiled form of an interface, or numpy's.
 

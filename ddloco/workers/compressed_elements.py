@@ -4,14 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddloco.job.protocol.compression import (
-    BITS,
-    BLOCK,
-    SCALE_BYTES,
-    UNSCALED,
-    Format,
-    blocks_of,
-)
+from ddloco.job.protocol.compression import BITS, BLOCK, SCALE_BYTES, UNSCALED, Format, blocks_of
 from ddloco.workers.quantization import F32, U8
 from ddloco.workers.quantization_kernel import quantizer
 

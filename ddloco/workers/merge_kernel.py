@@ -132,11 +132,7 @@ def _plain(raws: Sequence[Raw]) -> tuple[Any, int] | None:
 class _Compressed(ctypes.Structure):
     """``struct compressed``."""
 
-    _fields_ = (
-        ("scales", ctypes.c_void_p),
-        ("codes", ctypes.c_void_p),
-        ("base", ctypes.c_void_p),
-    )
+    _fields_ = (("scales", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("base", ctypes.c_void_p))
 
 
 class _Format(ctypes.Structure):

@@ -12,13 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.job.protocol.compression import (
-    BLOCK,
-    SCALE_BYTES,
-    Format,
-    blocks_of,
-    encoded_bytes,
-)
+from ddloco.job.protocol.compression import BLOCK, SCALE_BYTES, Format, blocks_of, encoded_bytes
 from ddloco.workers.compiled import address, compiled
 from ddloco.workers.quantization import F32, NUMPY, U8, Quantizer
 

@@ -718,10 +718,7 @@ class Trainer:
         return with_counts(fresh, counts, self._streams[self._turn].used - 1)
 
     def _run_and_restore(
-        self,
-        given: "Given",
-        request: rpc.Train,
-        made_again: Callable[[], Any] | None,
+        self, given: "Given", request: rpc.Train, made_again: Callable[[], Any] | None
     ) -> dict[Named, bytes]:
         """Run the first step, restore the state before it, and return the digests of the result.
 
@@ -788,12 +785,7 @@ class Trainer:
             )
 
     def _compared(
-        self,
-        once: dict[Named, bytes],
-        twice: dict[Named, bytes],
-        step: int,
-        *,
-        first: bool,
+        self, once: dict[Named, bytes], twice: dict[Named, bytes], step: int, *, first: bool
     ) -> str:
         """What differs between two runs of a step, and where; empty if nothing does.
 

@@ -74,13 +74,7 @@ def _measure(dtype: Format, kernel: BlockKernel, nbytes: int, repeats: int) -> d
 
     def merge(map_chunks: Callable = map) -> None:
         merge_fragment(
-            theta,
-            state,
-            contributions,
-            segments,
-            outer=OUTER,
-            map_chunks=map_chunks,
-            kernel=kernel,
+            theta, state, contributions, segments, outer=OUTER, map_chunks=map_chunks, kernel=kernel
         )
 
     source = np.ones(COPY_BYTES // 4, np.float32)

@@ -115,14 +115,7 @@ SIZES = (
     Size(10.0),
     Size(100.0, step_s=0.5),
     Size(
-        1000.0,
-        step_s=4.0,
-        learners=1,
-        optimizer="sgd",
-        states=2,
-        copies=11,
-        steps=4,
-        snapshots=2,
+        1000.0, step_s=4.0, learners=1, optimizer="sgd", states=2, copies=11, steps=4, snapshots=2
     ),
 )
 """The last one as much as 24 GB of memory hold: one learner, one moment; and fewer snapshots,

@@ -12,17 +12,7 @@ from ddloco.debugger.api import Position, Run
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "explain.ipynb"
 
-NOT_SHOWN = {
-    "actors",
-    "clock",
-    "cluster",
-    "forward",
-    "gaps",
-    "machine",
-    "merge",
-    "recorded",
-    "ref",
-}
+NOT_SHOWN = {"actors", "clock", "cluster", "forward", "gaps", "machine", "merge", "recorded", "ref"}
 """Of the interface, what the notebook leaves to the documentation."""
 
 

@@ -13,13 +13,7 @@ from tests.hosts.catalogue import ELSEWHERE, NOT_HERE, NUMBERS
 from tests.hosts.cluster import ROOT, SYNCER, Cluster
 from tests.hosts.hosts import Hosts, missing
 from tests.hosts.play import Play
-from tests.hosts.scenarios import (
-    BAD_DAY,
-    LONGER_THAN_ANY_TIMEOUT_S,
-    SCENARIOS,
-    Scenario,
-    scenario,
-)
+from tests.hosts.scenarios import BAD_DAY, LONGER_THAN_ANY_TIMEOUT_S, SCENARIOS, Scenario, scenario
 from transport.link_state import REDIAL_S_MAX, STALL_S
 
 

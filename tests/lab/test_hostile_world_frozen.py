@@ -88,10 +88,7 @@ def no_actor_holds_arrays(actor):
     actor.handles.holders.clear()
 
 
-@pytest.mark.parametrize(
-    "forget",
-    [nothing_was_sent, no_actor_holds_arrays],
-)
+@pytest.mark.parametrize("forget", [nothing_was_sent, no_actor_holds_arrays])
 def test_what_is_forgotten_is_noticed(refrozen, monkeypatch, forget):
     """A state that lacks something leads to another trail."""
 

@@ -13,10 +13,9 @@ def test_the_simulation_matches_streamings_table():
     """48 of 50 cells on the same value of the grid, the other two one step below."""
     found = agreement(utilisation)
     assert (50, 48, 50, 1) == (found.cells, found.exact, found.within_one, found.worst)
-    assert [
-        ("1B", "streaming-overlap-4bit", 0.5, -1),
-        ("10B", "streaming-overlap", 0.5, -1),
-    ] == [(cell.table, cell.method, cell.target, cell.steps) for cell in found.misses]
+    assert [("1B", "streaming-overlap-4bit", 0.5, -1), ("10B", "streaming-overlap", 0.5, -1)] == [
+        (cell.table, cell.method, cell.target, cell.steps) for cell in found.misses
+    ]
 
 
 def test_the_closed_form_matches_streamings_table():

@@ -123,8 +123,7 @@ def test_a_stream_that_hangs(situation, method):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("call", "said"),
-    [("next", "learner-1: its worker"), ("evaluate", "syncer: its worker")],
+    ("call", "said"), [("next", "learner-1: its worker"), ("evaluate", "syncer: its worker")]
 )
 def test_a_call_that_takes_a_minute(situation, call, said):
     """After a minute it is said whose worker has been in which call for how long."""

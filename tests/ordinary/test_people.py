@@ -121,10 +121,7 @@ ON_HOSTS = {
 """The same of a syncer and of a learner that are processes, an observer beside them."""
 
 ONE_ON_HOSTS = [(role, [what]) for role, calls in ON_HOSTS.items() for what in calls]
-ON_HOSTS_CASES = [
-    *ONE_ON_HOSTS,
-    *((role, [*calls]) for role, calls in ON_HOSTS.items()),
-]
+ON_HOSTS_CASES = [*ONE_ON_HOSTS, *((role, [*calls]) for role, calls in ON_HOSTS.items())]
 
 
 @pytest.mark.slow

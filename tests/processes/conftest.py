@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ class Job:
         self.file.write_text(text)
         self.run_folder = folder / "run"
         self.said = ""
+        self.started: list[subprocess.Popen[str]] = []
 
     def command(self, *more: str) -> list[str]:
         """The command line that runs it."""
@@ -71,13 +72,23 @@ class Job:
 
     def start(self, *more: str) -> subprocess.Popen[str]:
         """Start it in the background."""
-        return subprocess.Popen(
-            self.command(*more),
-            cwd=WORK,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+        self.started.append(
+            subprocess.Popen(
+                self.command(*more),
+                cwd=WORK,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
         )
+        return self.started[-1]
+
+    def end(self) -> None:
+        """End what still runs: a test that failed leaves nothing behind that slows the others."""
+        for each in self.started:
+            if each.poll() is None:
+                each.terminate()
+                each.communicate(timeout=60)
 
     def stop(self, running: "subprocess.Popen[str]") -> str:
         """End it in good order, as Ctrl-C does, from wherever it is; what it said."""
@@ -138,9 +149,11 @@ def replay(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> Iterator[Job]:
     """A job that has not been run yet."""
-    return Job(tmp_path)
+    made = Job(tmp_path)
+    yield made
+    made.end()
 
 
 def recorded_once(

@@ -147,10 +147,7 @@ def test_with_nothing_changed_the_runs_are_equal(first):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("was", "now"),
-    [
-        ("approximate=True", "approximate=False"),
-        ("SHARPNESS = 0.1", "SHARPNESS = 0.1000001"),
-    ],
+    [("approximate=True", "approximate=False"), ("SHARPNESS = 0.1", "SHARPNESS = 0.1000001")],
     ids=["gelu", "constant"],
 )
 def test_a_changed_line_is_shown_and_the_first_tensor_is_named(first, was, now):

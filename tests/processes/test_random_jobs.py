@@ -106,8 +106,7 @@ def fault(rng, learners):
 
 
 @pytest.mark.parametrize(
-    "seed",
-    [pytest.param(seed, marks=[pytest.mark.slow] * (seed != FAST)) for seed in range(SEEDS)],
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed != FAST)) for seed in range(SEEDS)]
 )
 def test_a_random_job_replays(tmp_path, seed):
     """It ends well, and its replays from the beginning and from its snapshots are identical."""

@@ -102,9 +102,7 @@ def test_with_fewer_or_more_learners(pictured, tmp_path, learners):
 
 
 @pytest.mark.parametrize(
-    "form",
-    [(), ("--processes", "--set=job.syncers=2")],
-    ids=["one process", "shards in processes"],
+    "form", [(), ("--processes", "--set=job.syncers=2")], ids=["one process", "shards in processes"]
 )
 @pytest.mark.slow
 def test_a_job_killed_as_a_whole_goes_on(tmp_path, tools, form):

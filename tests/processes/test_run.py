@@ -1,5 +1,6 @@
 """Whole jobs, as a user runs them: what is in the run folder, and that it replays."""
 
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -65,11 +66,14 @@ def test_plain_lines_where_there_is_no_terminal(finished):
     assert f"losses {finished.run_folder / 'loss.svg'}" in finished.said
 
 
-def test_replay_is_identical(finished, tools):
-    """A replay executes everything again and says so with the numbers."""
+def test_replay_is_identical(finished, tools, monkeypatch):
+    """A replay executes everything again and says so with the numbers; one that is long says before
+    it begins how long it takes."""
+    monkeypatch.setattr("ddloco.cli.replay.LONG_S", 0.0)
     replayed = tools.replay(finished.run_folder)
 
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert re.search(r"^replaying \d+ steps, which took [\d.]+ m?s: about ", replayed.stderr)
     assert "identical" in replayed.stdout
     steps = sum(line["event"] == "step" for line in finished.log())
     assert f"{steps} steps, 20 merges" in replayed.stdout

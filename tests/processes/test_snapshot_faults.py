@@ -72,25 +72,13 @@ SCENES = (
     Scene("there may be no manifest", "forbid", LEAD, "manifest", "discarded", said=DENIED),
     Scene("the store is busy", "delay", NEAR, 2),
     Scene("the manifest's answer is lost", "lose-answer", LEAD, "manifest"),
-    Scene(
-        "a marker's link is lost",
-        "lose-link",
-        FAR,
-        0,
-        absent=FAR,
-    ),
+    Scene("a marker's link is lost", "lose-link", FAR, 0, absent=FAR),
     Scene("learner killed before it wrote", "kill", NEAR, 1, absent=NEAR),
     Scene("learner killed while it wrote", "kill", NEAR, 4, absent=NEAR),
     Scene("learner killed when it was through", "kill", NEAR, "manifest"),
     Scene("shard killed while it wrote", "kill", SHARD, 2, absent=SHARD),
     Scene("lead killed while it wrote", "kill", LEAD, 2, "nothing"),
-    Scene(
-        "lead killed before the manifest",
-        "kill",
-        LEAD,
-        "manifest",
-        "nothing",
-    ),
+    Scene("lead killed before the manifest", "kill", LEAD, "manifest", "nothing"),
     Scene("lead killed behind the manifest", "kill", LEAD, "behind", "unheard"),
 )
 
@@ -251,8 +239,7 @@ def sharded_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardedJob
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "scene",
-    [pytest.param(each, id=each.name.replace(" ", "-")) for each in SCENES],
+    "scene", [pytest.param(each, id=each.name.replace(" ", "-")) for each in SCENES]
 )
 def test_a_fault_while_a_snapshot_is_under_way(sharded_job, scene):
     """It costs that snapshot at most, or one part of it; a line says which, and why; later ones are

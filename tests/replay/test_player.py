@@ -8,16 +8,7 @@ import pytest
 from msgspec import Struct
 
 from clocks import ActorClock
-from replay import (
-    Divergence,
-    Player,
-    Recorder,
-    Tape,
-    TapeError,
-    TapeHeader,
-    TapeWriter,
-    event_line,
-)
+from replay import Divergence, Player, Recorder, Tape, TapeError, TapeHeader, TapeWriter, event_line
 from replay.divergence import CONTEXT_EVENTS
 from replay.tape import Effects, Raised
 

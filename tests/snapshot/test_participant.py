@@ -119,10 +119,9 @@ def me():
 def test_alone_in_the_world():
     """An actor without peers records itself, and commits when that is written."""
     one = me()
-    assert [
-        Capture("me.1:7", (), 5.0 + PATIENCE_S),
-        RecordFlight("me.1:7", ()),
-    ] == one.take(5.0, now(7))
+    assert [Capture("me.1:7", (), 5.0 + PATIENCE_S), RecordFlight("me.1:7", ())] == one.take(
+        5.0, now(7)
+    )
     assert ["me.1:7"] == one.began()
     assert not one.recording
     assert [] == one.captured("me.1:7", "state")

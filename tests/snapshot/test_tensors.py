@@ -70,9 +70,7 @@ def test_the_bytes_do_not_depend_on_any_order(tmp_path_factory, tensors, facts):
         folder / "one", dict(zip(names, values, strict=True)), dict(zip(names, texts, strict=True))
     )
     save_tensors(
-        folder / "two",
-        {names[i]: values[i] for i in tensors},
-        {names[i]: texts[i] for i in facts},
+        folder / "two", {names[i]: values[i] for i in tensors}, {names[i]: texts[i] for i in facts}
     )
 
     assert (folder / "one").read_bytes() == (folder / "two").read_bytes()

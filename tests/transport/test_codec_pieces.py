@@ -36,9 +36,7 @@ PLAIN = {
     "clock": {"a.0": 7, "b.0": 3},
     "body": {"type": "Contribution", "t": 1, "fragment": 0, "base": 0, "step": 5}
     | {"steps": 5, "tokens": 160},
-    "tensors": [
-        {"name": "w", "shape": [4], "dtype": "float32", "bits": 32, "digest": bytes(16)},
-    ],
+    "tensors": [{"name": "w", "shape": [4], "dtype": "float32", "bits": 32, "digest": bytes(16)}],
 }
 
 

@@ -34,10 +34,7 @@ from transport.message import Hello
 AGREED = {"job": "job-1"}
 HUB = "hub"
 SPOKES = ("one.1", "two.1")
-ROUTES = [
-    *product(SPOKES, [HUB], LANES),
-    *product([HUB], SPOKES, LANES),
-]
+ROUTES = [*product(SPOKES, [HUB], LANES), *product([HUB], SPOKES, LANES)]
 """Who says something to whom, and in which lane; each is a FIFO queue."""
 
 ROUNDS_MAX = 8

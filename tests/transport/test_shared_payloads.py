@@ -89,10 +89,7 @@ async def star(share=(True, True)):
     """A hub that listens, and a learner that has dialled it; both run."""
     async with open_context() as one, open_context() as two, AsyncExitStack() as stack:
         hub, learner = (
-            Side(
-                ZmqEndpoint(each, linger_s=0.0),
-                stack.enter_context(closing(SharedMemory())),
-            )
+            Side(ZmqEndpoint(each, linger_s=0.0), stack.enter_context(closing(SharedMemory())))
             for each in (one, two)
         )
         for side, shares in zip((hub, learner), share, strict=True):

@@ -10,12 +10,7 @@ import zmq
 
 from tests.seeds import seeds
 from tests.transport.conformance import Inbox, send_patiently
-from transport.endpoint import (
-    FRAME_BYTES_MAX,
-    PARTS_MAX,
-    RECEIVE_QUEUE_MESSAGES_MAX,
-    PeerGone,
-)
+from transport.endpoint import FRAME_BYTES_MAX, PARTS_MAX, RECEIVE_QUEUE_MESSAGES_MAX, PeerGone
 from transport.zeromq import LOOK_UP_S, PART_BYTES_DISCONNECT, TrioSocket, ZmqEndpoint, open_context
 
 WAIT_S = 20

@@ -16,13 +16,9 @@ COUNTERS_MAX = 64
 """A task's state has at most so many counters; with more of them none is told to others."""
 
 Counters = Annotated[
-    tuple[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], ...],
-    Meta(max_length=COUNTERS_MAX),
+    tuple[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], ...], Meta(max_length=COUNTERS_MAX)
 ]
-Versions = Annotated[
-    tuple[Annotated[int, Meta(ge=-1, le=2**63 - 1)], ...],
-    Meta(max_length=4096),
-]
+Versions = Annotated[tuple[Annotated[int, Meta(ge=-1, le=2**63 - 1)], ...], Meta(max_length=4096)]
 
 
 Names = Annotated[tuple[Name, ...], Meta(max_length=4096)]

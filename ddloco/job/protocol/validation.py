@@ -8,12 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from ddloco.job.protocol.compression import Format, compressed_layout
 from ddloco.job.protocol.fragment_plan import FragmentPlan, wire_layout
-from ddloco.job.protocol.messages import (
-    Contribution,
-    ContributionSum,
-    GlobalFragment,
-    StatePiece,
-)
+from ddloco.job.protocol.messages import Contribution, ContributionSum, GlobalFragment, StatePiece
 from ddloco.job.protocol.state_layout import piece_layout, pieces_of
 from transport import Header, RemoteProtocolError
 

@@ -33,13 +33,7 @@ from ddloco.job.protocol.messages import (
 )
 from ddloco.job.protocol.status import LearnerStatus
 from ddloco.job.protocol.time_spent import TimeSpent, of_step
-from ddloco.job.protocol.timers import (
-    STOP_S_MAX,
-    CopyUnused,
-    LeaveDeadline,
-    RelayLook,
-    ReportDue,
-)
+from ddloco.job.protocol.timers import STOP_S_MAX, CopyUnused, LeaveDeadline, RelayLook, ReportDue
 from ddloco.job.protocol.work import (
     EncodeFragment,
     FragmentDecoded,

@@ -337,9 +337,7 @@ class Judged(NamedTuple):
 
 
 def judge(
-    work: MergeInput,
-    contributions: Sequence[WeightedFragment],
-    outlier_test: FindFaults | None,
+    work: MergeInput, contributions: Sequence[WeightedFragment], outlier_test: FindFaults | None
 ) -> Judged:
     """Measure contributions, and reject those that cannot be read, are not finite, or are outliers;
     see ``merge_fragment``."""

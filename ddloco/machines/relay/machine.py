@@ -267,13 +267,7 @@ class Relay(OwnMachine):
         spents = (UNSET,) * len(to) if said.spents is UNSET else said.spents
         key = f"global/{said.fragment}"
         effects: list[Effect] = [
-            Send(
-                learner,
-                BULK,
-                replace(said, to=UNSET, spents=UNSET, spent=spent),
-                handle,
-                key,
-            )
+            Send(learner, BULK, replace(said, to=UNSET, spents=UNSET, spent=spent), handle, key)
             for learner, spent in zip(to, spents, strict=False)
             if learner in self.learners
         ]

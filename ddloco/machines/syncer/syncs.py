@@ -120,12 +120,7 @@ class Sync(Struct, forbid_unknown_fields=True):
         )
 
     def sum_wanted(
-        self,
-        peers: list[str],
-        outliers: OutlierHistory,
-        version: int,
-        job: Job,
-        within_s: float,
+        self, peers: list[str], outliers: OutlierHistory, version: int, job: Job, within_s: float
     ) -> SumWanted:
         """Return the request for a relay's sum of the contributions of these learners."""
         shares = [self.share(peer, outliers, version, job.outer.weight) for peer in peers]

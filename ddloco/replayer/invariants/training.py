@@ -36,12 +36,7 @@ from typing import Any
 from msgspec import UNSET
 
 from clocks import INCARNATIONS_MAX, actor_of, number_of
-from ddloco.job.protocol.messages import (
-    Contribution,
-    DataShards,
-    GlobalFragment,
-    Resume,
-)
+from ddloco.job.protocol.messages import Contribution, DataShards, GlobalFragment, Resume
 from ddloco.job.protocol.work import (
     FragmentDecoded,
     FragmentMerged,

@@ -15,14 +15,7 @@ from ddloco.stage.files.run_folder import JOB_FILE, SNAPSHOTS
 from ddloco.stage.files.toml import ConfigError, read_toml
 from ddloco.stage.files.trust import check_states
 from snapshot import BLOBS, NEWEST, Manifest, Part, SnapshotError, Store
-from transport import (
-    PROTOCOL_VERSION,
-    Header,
-    Message,
-    MessageArrived,
-    Payload,
-    payload_of,
-)
+from transport import PROTOCOL_VERSION, Header, Message, MessageArrived, Payload, payload_of
 
 R = TypeVar("R")
 

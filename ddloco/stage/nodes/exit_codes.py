@@ -19,13 +19,7 @@ AGAIN = 75
 """The process left in good order and should be started again: EX_TEMPFAIL of sysexits.h.
 Schedulers take 0 to mean that a process is done and need not be restarted."""
 
-ENDS = {
-    "done": HELD,
-    "stopped": HELD,
-    "left": AGAIN,
-    "bad-input": BAD_INPUT,
-    "failed": FOUND,
-}
+ENDS = {"done": HELD, "stopped": HELD, "left": AGAIN, "bad-input": BAD_INPUT, "failed": FOUND}
 """The exit code of the process of an actor, by the status of its ``Finish``."""
 
 

@@ -24,12 +24,7 @@ from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import FENCE_LOOK_S, Arrived, Driver, Executor
-from ddloco.stage.driver.resume import (
-    RESTORED,
-    RESTORED_PLACE,
-    StartPoint,
-    absolute_place,
-)
+from ddloco.stage.driver.resume import RESTORED, RESTORED_PLACE, StartPoint, absolute_place
 from ddloco.stage.driver.snapshot_sink import StoreSink
 from ddloco.stage.files.run_folder import LOG_FILE, TAPES, run_of
 from ddloco.stage.files.toml import passes

@@ -111,11 +111,7 @@ class Terms:
 
 
 async def serve_role(
-    program: Runnable,
-    name: str,
-    folder: Path,
-    addresses: Mapping[str, str],
-    terms: Terms,
+    program: Runnable, name: str, folder: Path, addresses: Mapping[str, str], terms: Terms
 ) -> Finish:
     """Run one actor of a program in this process.
 

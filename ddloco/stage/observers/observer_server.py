@@ -56,11 +56,7 @@ STATUS_S_MIN = 0.1
 """Minimum interval between computations of the status, in seconds, however many ask."""
 
 
-REQUESTS = {
-    "snapshot": "ask for a snapshot",
-    "stop": "end the job",
-    "leave": "let an actor leave",
-}
+REQUESTS = {"snapshot": "ask for a snapshot", "stop": "end the job", "leave": "let an actor leave"}
 """What only the owner of the job may ask for, in words."""
 
 

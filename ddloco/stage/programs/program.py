@@ -46,13 +46,7 @@ from ddloco.stage.files.toml import ConfigError, convert, read_toml
 from ddloco.stage.files.trust import leave_place
 from ddloco.stage.nodes.node import HostedActor, OpenedActor
 from ddloco.stage.nodes.runnable import Runnable
-from ddloco.stage.process.entry_point import (
-    NamedError,
-    called,
-    in_one_line,
-    parted,
-    source_digest,
-)
+from ddloco.stage.process.entry_point import NamedError, called, in_one_line, parted, source_digest
 from ddloco.stage.process.errors import raised_at
 from ddloco.stage.programs import user_actor
 from ddloco.stage.programs.executor import ComputationExecutor, Compute

@@ -67,11 +67,7 @@ from ddloco.machines.syncer.global_fragments import OUTER
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import WorkResult
 from ddloco.stage.actors.work_table import Doer, doers, does
-from ddloco.workers.simulated.compression import (
-    DIFFERENCE,
-    SimulatedCompression,
-    contributed,
-)
+from ddloco.workers.simulated.compression import DIFFERENCE, SimulatedCompression, contributed
 from ddloco.workers.simulated.objective import FAR, Wrong, pull, spoil, target
 from ddloco.workers.simulated.snapshot_sink import SnapshotCapture, SnapshotMemory
 

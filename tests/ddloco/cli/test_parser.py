@@ -85,10 +85,7 @@ def test_version(capsys):
         (["rnu", "job.toml"], "did you mean run?"),
         (["tape", "shw", "x"], "did you mean show?"),
         (["run", "job.toml", "--proceses"], "did you mean --processes?"),
-        (
-            ["bundle", "run", "--out", "x"],
-            "--out x; other commands have it",
-        ),
+        (["bundle", "run", "--out", "x"], "--out x; other commands have it"),
         (["init", "--template", "gtp"], "did you mean gpt?"),
     ],
 )

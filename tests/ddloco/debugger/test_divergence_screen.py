@@ -105,10 +105,7 @@ def test_what_is_equal_is_said():
     found = result(STEP, replace(STEP, loss=0.26))
     counts = {"learner-0.1": {"events": 11, "steps": 1, "merges": 0}}
     said = explained(found, Report(divergences=[found], equal=counts))
-    assert said.equal == (
-        "its batch (00000000)",
-        "11 events of learner-0.1 before it, with 1 step",
-    )
+    assert said.equal == ("its batch (00000000)", "11 events of learner-0.1 before it, with 1 step")
 
 
 def test_only_the_characters_that_differ_are_marked():

@@ -222,8 +222,10 @@ def test_options_are_ordered_as_a_tape_orders_them(path):
 
 
 def test_a_missing_task_is_named(path):
-    """A job without a task, or without its table, says which key is missing."""
-    assert refusal(path, "") == f"{path}: missing key `job`"
+    """A job without a task, or without its table, says which key is missing; an empty file, what
+    writes one."""
+    assert refusal(path, "") == f"{path}: is empty; ddloco init writes a job file to begin with"
+    assert refusal(path, "[sync]\nquorum = 1") == f"{path}: missing key `job`"
     assert refusal(path, "[job]\nsteps = 3") == f"{path}: job: missing key `task`"
 
 

@@ -378,6 +378,19 @@ async def test_the_key_of_dashboards_ends_no_job(tmp_path):
         pass
 
 
+async def test_who_owns_a_job_may_look(tmp_path):
+    """With the owner's key alone; with neither, the missing key is named."""
+    keys = tmp_path / "keys"
+    make_keys(keys, names_for(1))
+    (keys / "observer.key").unlink()
+    async with client.open_observer("tcp://127.0.0.1:9", 0.1, keys):
+        pass
+    (keys / "owner.key").unlink()
+    with pytest.raises(ConfigError, match=r"observer\.key"):
+        async with client.open_observer("tcp://127.0.0.1:9", 0.1, keys):
+            pass
+
+
 async def test_a_lead_is_found_by_its_place(tmp_path):
     """Its address is there; one line says that it is not, or that the place cannot be used."""
     for name in ("syncer", "syncer-0"):

@@ -28,8 +28,7 @@ def test_a_part_has_the_mean_of_its_losses():
 
 
 @pytest.mark.parametrize(
-    ("losses", "said"),
-    [([], ""), ([2.0], "▁"), ([2.0, 2.0], "▁▁"), ([8.0, 4.5, 1.0], "█▅▁")],
+    ("losses", "said"), [([], ""), ([2.0], "▁"), ([2.0, 2.0], "▁▁"), ([8.0, 4.5, 1.0], "█▅▁")]
 )
 def test_few_losses_have_a_cell_each(losses, said):
     """A constant loss is a low line."""

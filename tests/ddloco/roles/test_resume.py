@@ -311,10 +311,7 @@ def test_settings_are_those_of_now(place):
             'outer.optimizer = "nesterov" there, this job has "adam"',
         ),
         ({"job": {"shards": 8}}, "job.shards = none there, this job has 8"),
-        (
-            {"inner": {"optimizer": "sgd"}},
-            'inner.optimizer = "adamw" there, this job has "sgd"',
-        ),
+        ({"inner": {"optimizer": "sgd"}}, 'inner.optimizer = "adamw" there, this job has "sgd"'),
         ({"job": {"method": "diloco"}}, "sync.blocking = false there, this job has true"),
     ],
 )

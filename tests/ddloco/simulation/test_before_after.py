@@ -107,10 +107,7 @@ def test_with_fewer_learners_nothing_is_violated(call):
     [
         ("--without learner-9", "no such learner; the run has learner-0 to learner-2"),
         ("--without learner-0 --without learner-1 --without learner-2", "leaves no learner"),
-        (
-            "--without learner-0 --set sync.quorum=3",
-            "leaves 2 of 3 learners, and sync.quorum is 3",
-        ),
+        ("--without learner-0 --set sync.quorum=3", "leaves 2 of 3 learners, and sync.quorum is 3"),
     ],
 )
 def test_who_cannot_be_left_out_is_said_in_one_line(call, line, said):

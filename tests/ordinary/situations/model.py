@@ -29,10 +29,7 @@ class Net:
 
     def init(self, key):
         one, two = jax.random.split(key)
-        return {
-            "in": jax.random.normal(one, (4, 8)) / 2,
-            "out": jax.random.normal(two, (8,)) / 3,
-        }
+        return {"in": jax.random.normal(one, (4, 8)) / 2, "out": jax.random.normal(two, (8,)) / 3}
 
     def loss(self, params, batch):
         x, y = batch

@@ -8,11 +8,7 @@ from ddloco.machines.outer.merge_rules.median import MEDIAN
 from ddloco.machines.outer.merge_rules.rda import RDA
 from ddloco.machines.outer.merge_rules.rule import MergeRule
 
-MERGE_RULES: dict[MergeRuleName, MergeRule] = {
-    "rda": RDA,
-    "average": AVERAGE,
-    "median": MEDIAN,
-}
+MERGE_RULES: dict[MergeRuleName, MergeRule] = {"rda": RDA, "average": AVERAGE, "median": MEDIAN}
 """What ``outer.merge`` may be."""
 
 

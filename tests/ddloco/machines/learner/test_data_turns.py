@@ -1,11 +1,6 @@
 """The data shards that a learner draws from, in turn."""
 
-from ddloco.job.protocol.messages import (
-    CURSORS_BYTES_MAX,
-    DataPlace,
-    DataShards,
-    within_budget,
-)
+from ddloco.job.protocol.messages import CURSORS_BYTES_MAX, DataPlace, DataShards, within_budget
 from ddloco.machines.learner.data_turns import DataTurns
 
 

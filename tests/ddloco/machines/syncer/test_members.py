@@ -85,8 +85,7 @@ def test_it_lacks_what_it_neither_holds_nor_was_sent(member):
 
 
 @pytest.mark.parametrize(
-    ("step_s", "patience"),
-    [(0.0, RESEND_S_MIN), (1.0, RESEND_S_MIN), (60.0, 60.0 * RESEND_STEPS)],
+    ("step_s", "patience"), [(0.0, RESEND_S_MIN), (1.0, RESEND_S_MIN), (60.0, 60.0 * RESEND_STEPS)]
 )
 def test_what_was_sent_and_does_not_show_is_lacking_again(member, step_s, patience):
     """After ten of its steps, half a minute at least; counted again from the second sending."""

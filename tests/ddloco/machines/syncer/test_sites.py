@@ -21,16 +21,7 @@ from ddloco.machines.syncer.members import RESEND_S_MIN
 from ddloco.machines.syncer.rounds import SUM_WAIT
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.actors.events import StopRequested
-from tests.ddloco.machines.syncer.test_machine import (
-    A,
-    B,
-    Harness,
-    P,
-    observed,
-    of,
-    pulls,
-    said,
-)
+from tests.ddloco.machines.syncer.test_machine import A, B, Harness, P, observed, of, pulls, said
 from transport import BULK, Hangup, LaneAdvanced, PeerJoined, PeerLost, Retire, SetTimer, TimerFired
 
 C, RELAY = "learner-2.1", "relay-0.1"
@@ -79,8 +70,7 @@ class SiteHarness(Harness):
 def harness(make_job, leaves):
     """A syncer that has merged every fragment, with all learners and the relay."""
     job = replace(
-        make_job(3, P, P, 30, quorum=3),
-        relay={"relay-0": RelayTable(("learner-0", "learner-1"))},
+        make_job(3, P, P, 30, quorum=3), relay={"relay-0": RelayTable(("learner-0", "learner-1"))}
     )
     harness = SiteHarness(job, leaves)
     harness.open()

@@ -86,11 +86,7 @@ def test_before_everything_was_merged_once_globals_are_as_good():
 
 @pytest.mark.parametrize(
     "unfit",
-    [
-        {"step": 0},
-        {"versions": (1, 7)},
-        {"versions": (-1, 7)},
-    ],
+    [{"step": 0}, {"versions": (1, 7)}, {"versions": (-1, 7)}],
     ids=["has not begun", "is stale", "has no parameters"],
 )
 def test_a_donor_trains_and_is_not_far_behind(harness, unfit):

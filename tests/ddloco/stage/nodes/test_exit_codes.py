@@ -16,14 +16,7 @@ import transport
 from ddloco.api.launch import JobError
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.files.toml import ConfigError, PassingError, refused
-from ddloco.stage.nodes.exit_codes import (
-    AGAIN,
-    BAD_INPUT,
-    FOUND,
-    HELD,
-    end_code,
-    error_code,
-)
+from ddloco.stage.nodes.exit_codes import AGAIN, BAD_INPUT, FOUND, HELD, end_code, error_code
 from ddloco.stage.nodes.lease import LeaseLostError
 from ddloco.workers.task import TaskError
 from replay import TapeError, UnwrittenError

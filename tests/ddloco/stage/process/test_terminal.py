@@ -25,6 +25,8 @@ from ddloco.stage.process.terminal import (
     outlive_readers,
     quoted,
 )
+from tests.hostile_text import CONTROL as TEXTS_OF_CONTROL
+from tests.hostile_text import PRINTABLE
 
 HOSTILE = "a\x1b[2J\rb\x9b2Jc\u202ed\x07\x00\ud800"
 SHOWN = r"a\u001b[2J\u000db\u009b2Jc\u202ed\u0007\u0000\ud800"
@@ -92,25 +94,7 @@ def test_a_console_that_is_no_terminal_writes_text_alone():
     assert not CONTROL.search(drawn())
 
 
-TEXTS = (
-    *(
-        "[/",
-        "[/data/x.npy]",
-        "out[lr=0.1]",
-        "[red]",
-        "[/red]",
-        "[bold",
-        "]",
-        "[link=x]",
-        "[@click]",
-    ),
-    *("\\[", ":smile:", "a b", "it's", 'say "x"', "$HOME", "`id`", "$(id)", "; ls", "&& x", "-rf"),
-    *("*", "~", "#1", "END_OF_SCRIPT", "é", "a=b", "{x}", "<b>", "%s"),
-)
-"""What folders, errors and settings of people have in them."""
-
-
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", PRINTABLE)
 def test_text_is_only_text(text):
     """Brackets are no markup and colons no pictures: in a line, a table, a title, a progress."""
     stream = io.StringIO()
@@ -122,7 +106,14 @@ def test_text_is_only_text(text):
     assert stream.getvalue().count(text) == 5
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", TEXTS_OF_CONTROL)
+def test_what_a_terminal_obeys_is_one_line(text):
+    """All of it can be seen, and it is one line."""
+    assert one_line(text).isprintable()
+    assert one_line(text) != text
+
+
+@pytest.mark.parametrize("text", PRINTABLE)
 def test_a_command_that_is_suggested_can_be_pasted(text):
     """A shell reads each word as it was, and a path is never an option."""
     said = subprocess.check_output(["bash", "-c", f"printf %s {quoted([text])}"], text=True)

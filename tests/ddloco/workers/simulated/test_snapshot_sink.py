@@ -71,11 +71,7 @@ def test_what_was_in_flight_has_no_worker(taken):
     assert taken.ready(work)
     content = doers(taken)[type(work)](work, {}).content
     part = taken.snapshots.parts[content]
-    assert (b"messages", {"in/4": THETA}, None) == (
-        part.frozen,
-        part.contents,
-        part.worker,
-    )
+    assert (b"messages", {"in/4": THETA}, None) == (part.frozen, part.contents, part.worker)
 
 
 def test_a_snapshot_that_is_committed_stands(taken):
