@@ -346,7 +346,7 @@ Command("loss", "which learner's loss left its band first, and which contributio
 Command("story", "tell what happened to an actor, from its start to its end", """
 folder RUN:path                   the run folder
 actor ACTOR                       learner-1, or one incarnation of it, learner-1.2
---after S:float[0]                from this second of the run on (default: its start)
+--after S:float                   from this second of the run on (default: its start)
 --before S:float                  up to this second
 @trust
 @salvage

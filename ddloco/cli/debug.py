@@ -117,13 +117,17 @@ def story(given: argparse.Namespace) -> int:
         lines = [
             each
             for each in story_of(run, given.actor)
-            if given.after <= each.at and (given.before is None or each.at <= given.before)
+            if (given.after is None or given.after <= each.at)
+            and (given.before is None or each.at <= given.before)
         ]
         if given.json:
             plain = [msgspec.to_builtins(each) for each in lines]
             print(json.dumps({"gaps": run.gaps, "lines": plain}, indent=2))
         else:
-            _say(*_before([run]), *(f"{e.at:9.2f} s  {e.text}  ({e.event})" for e in lines))
+            _say(
+                *_before([run]),
+                *(f"{round(e.at, 2) + 0.0:9.2f} s  {e.text}  ({e.event})" for e in lines),
+            )
         return HELD
 
     return explained(given, answer)

@@ -185,7 +185,5 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
     trust = [] if own else ["--trust"]  # The user's key to know their runs by could not be kept.
     say(f"replay it with: {quoted(['ddloco', 'replay', folder, *trust])}")
     say(f"look at it with: {quoted(['ddloco', 'report', folder, *trust])}")
-    if result["merges"]:
-        asked = quoted(["ddloco", "why", folder, "merge", result["t"], *trust])
-        say(f"ask about a merge with: {asked}")
+    say(f"see what stands out with: {quoted(['ddloco', 'why', folder, *trust])}")
     return HELD

@@ -240,7 +240,8 @@ def job_in(run: RecordedRun) -> RecordedJob:
         ConfigError: it is of a program of the user's own.
     """
     if not isinstance(run, RecordedJob):
-        raise ConfigError(f"{run.path}: of a program of your own, which has no merges and losses")
+        said = "of a program of your own, which has no merges and losses"
+        raise ConfigError(f"{run.path}: {said}; ddloco story tells of its actors")
     return run
 
 

@@ -32,7 +32,7 @@ GAP_S, GAP_TIMES = 2.0, 20.0
 """An actor of which nothing is recorded for so long, and so many times the usual time between two
 of its events, stood still, was stopped, or was in a long step."""
 
-SAID = ("reason", "what", "t", "step", "donor", "snapshot", "in", "peer", "syncer")
+SAID = ("reason", "what", "for", "t", "step", "donor", "snapshot", "in", "peer", "syncer")
 """Fields of an observation that are said; the others are numbers of the whole job."""
 
 ROUTINE = frozenset({"step", "merge"})

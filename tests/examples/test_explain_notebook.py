@@ -44,6 +44,7 @@ def test_every_cell_runs_and_says_what_the_text_promises(tmp_path, monkeypatch, 
             execute("".join(cell["source"]), names)
     said = capsys.readouterr().out
     assert f"<run {tmp_path}" in said
+    assert "learner-1.1 starts" in said
     assert "without learner-1: not connected" in said
     assert " because " in said
     assert "inner step 50: <learner-0.1:" in said
