@@ -7,6 +7,7 @@ consequence: who was silent for ten seconds holds an old version when it is back
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from msgspec import Struct
 
@@ -77,24 +78,20 @@ class Absences(Struct, frozen=True):
 def absences_of(run: RecordedJob, names: Iterable[str] = ()) -> list[Absences]:
     """Return the absences of the learners of a run, or of those that are named."""
     merges = sorted(run.merges(), key=lambda each: each.t)
-    return [_of(merges, name) for name in names or run.job.learner_names()]
+    there = [{actor_of(each.learner) for each in merge.contributions} for merge in merges]
+    return [_of(merges, there, name) for name in names or run.job.learner_names()]
 
 
-def _of(merges: Sequence[Merge], name: str) -> Absences:
+def _of(merges: Sequence[Merge], there: Sequence[set[str]], name: str) -> Absences:
     spans: list[Span] = []
-    row: list[Merge] = []
-    present = 0
-    for merge in merges:
-        if weight_in(merge, name) is None:
-            row.append(merge)
-            continue
-        present += 1
-        spans += [span_of(row, name)] if row else []
-        row = []
-    spans += [span_of(row, name)] if row else []
+    pairs = zip(merges, there, strict=True)
+    for absent, row in groupby(pairs, key=lambda each: name not in each[1]):
+        if absent:
+            spans.append(span_of([merge for merge, _ in row], name))
+    away = sum(each.merges for each in spans)
     begins_late = spans and spans[0].first == merges[0].t
     before = spans[0].merges if begins_late else 0
-    return Absences(name, present, len(merges), before, tuple(spans))
+    return Absences(name, len(merges) - away, len(merges), before, tuple(spans))
 
 
 def weight_in(merge: Merge, name: str) -> float | None:
@@ -105,7 +102,8 @@ def weight_in(merge: Merge, name: str) -> float | None:
 
 def span_of(row: Sequence[Merge], name: str) -> Span:
     """Return merges in a row that a learner is not in, with the cause."""
-    told = [a for merge in row for a in merge.absent if actor_of(a.learner) == name]
+    prefix = f"{name}."
+    told = [a for m in row for a in m.absent if a.learner == name or a.learner.startswith(prefix)]
     cause = next((each for each in told if each.reason.startswith(CAUSES)), None)
     if cause is None and told:
         # Reasons are alike that differ in their numbers alone.

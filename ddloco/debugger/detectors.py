@@ -8,7 +8,7 @@ but that of the losses (``loss_analysis``).
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from statistics import median
 
 from msgspec import Struct
@@ -108,17 +108,16 @@ def _batches(run: RecordedJob) -> Iterator[Found]:
     if any(is_simulated(each.header) for each in run.tapes.values()):
         return  # Their batches are numbers, with which each learner begins at 1.
     drawn = {who: {s: each.batch for _, s, each in run.steps_of(who)} for who in run.learners}
-    varied = {who: own for who, own in drawn.items() if len({*own.values()}) >= STEPS_MIN}
-    names = sorted(varied, key=str.encode)
-    for at, one in enumerate(names):
-        for other in names[at + 1 :]:
-            if actor_of(one) == actor_of(other):
-                continue  # An incarnation may draw again what its former one has lost.
-            own, theirs = {*varied[one].values()}, {*varied[other].values()}
-            shared, of = len(own & theirs), min(len(own), len(theirs))
-            if shared >= TWINS_SHARE * of:
-                said = f"{one} and {other} drew the same data: {shared} of {of} batches are equal"
-                yield Found("batches", (said,), one)
+    unique = {who: {*own.values()} for who, own in drawn.items()}
+    varied = {who: own for who, own in unique.items() if len(own) >= STEPS_MIN}
+    for one, other in combinations(sorted(varied, key=str.encode), 2):
+        if actor_of(one) == actor_of(other):
+            continue  # An incarnation may draw again what its former one has lost.
+        shared = len(varied[one] & varied[other])
+        of = min(len(varied[one]), len(varied[other]))
+        if shared >= TWINS_SHARE * of:
+            said = f"{one} and {other} drew the same data: {shared} of {of} batches are equal"
+            yield Found("batches", (said,), one)
     for who, own in drawn.items():
         step, count = _again(list(own.items()))
         if who in varied and count >= STEPS_MIN:
