@@ -105,7 +105,7 @@ def _not_finite(run: RecordedJob) -> Iterator[Found]:
 
 def _batches(run: RecordedJob) -> Iterator[Found]:
     """Learners that draw the same batches, or one batch again and again."""
-    if any(is_simulated(each.header) for each in run.tapes.values()):
+    if _is_simulated(run):
         return  # Their batches are numbers, with which each learner begins at 1.
     drawn = {who: {s: each.batch for _, s, each in run.steps_of(who)} for who in run.learners}
     unique = {who: {*own.values()} for who, own in drawn.items()}
@@ -124,6 +124,10 @@ def _batches(run: RecordedJob) -> Iterator[Found]:
             until = step + count - 1
             said = f"{who} drew the same batch {count} times, inner steps {step} to {until}"
             yield Found("batches", (said,), who)
+
+
+def _is_simulated(run: RecordedJob) -> bool:
+    return any(is_simulated(each.header) for each in run.tapes.values())
 
 
 def _again(drawn: Sequence[tuple[int, bytes]]) -> tuple[int, int]:
@@ -191,6 +195,8 @@ def _software(header: tape.TapeHeader) -> dict[str, str]:
 
 def _held_out(run: RecordedJob) -> Iterator[Found]:
     """A held-out loss far from the training loss."""
+    if _is_simulated(run):
+        return  # Each learner's loss is of a target of its own there.
     told = [
         (f"{syncer}:{record.n}", event.loss)
         for syncer in run.syncers

@@ -159,7 +159,10 @@ def test_what_is_usual_is_not(run):
     assert [each for name in ASKED for each in DETECTORS[name](run)] == []
 
 
-@pytest.mark.parametrize("settings", [SOUND, (*SOUND, "job.learners=8"), (*SOUND, "job.syncers=2")])
+@pytest.mark.parametrize(
+    "settings",
+    [SOUND, (*SOUND, "job.learners=8"), (*SOUND, "job.syncers=2"), (*SOUND, "job.steps=1200")],
+)
 def test_sound_runs_are_quiet(settings, simulate):
     """Of two, eight and sharded learners nothing is said."""
     found, quiet = detect(open_job(simulate(*settings)))
