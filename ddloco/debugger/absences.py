@@ -15,9 +15,8 @@ from clocks import actor_of
 from ddloco.debugger.merge_history import Merge
 from ddloco.debugger.recorded_job import RecordedJob
 
-CAUSES = ("not connected", "has reported nothing", "its contribution was refused")
-"""How reasons begin that are no consequence of an earlier one; the first that a span has is its
-cause."""
+CAUSES = frozenset({"lost", "refused", "silent"})
+"""Kinds of absences that follow from no earlier one; the first that a span has is its cause."""
 
 SPANS_SHOWN = 5
 
@@ -104,7 +103,7 @@ def span_of(row: Sequence[Merge], name: str) -> Span:
     """Return merges in a row that a learner is not in, with the cause."""
     prefix = f"{name}."
     told = [a for m in row for a in m.absent if a.learner == name or a.learner.startswith(prefix)]
-    cause = next((each for each in told if each.reason.startswith(CAUSES)), None)
+    cause = next((each for each in told if each.kind in CAUSES), None)
     if cause is None and told:
         # Reasons are alike that differ in their numbers alone.
         alike = [re.sub(r"[\d.,]+", "#", each.reason) for each in told]

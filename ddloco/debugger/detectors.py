@@ -177,7 +177,7 @@ def _still_of(run: RecordedJob, learner: str, tensors: int) -> list[float]:
 def _settings(run: RecordedJob) -> Iterator[Found]:
     """Variables and versions in which the learners of one job differ."""
     there = {who: each.header for who, each in run.tapes.items() if who in run.learners}
-    said = {who: {"program": each.code[:12], **_software(each)} for who, each in there.items()}
+    said = {who: {"program": each.code, **_software(each)} for who, each in there.items()}
     for key in sorted({key for each in said.values() for key in each}):
         values = {who: each.get(key, "not set") for who, each in said.items()}
         if len({*values.values()}) > 1:

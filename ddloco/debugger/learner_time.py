@@ -5,8 +5,8 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from clocks import actor_of, number_of
 from ddloco.debugger.recorded_job import RecordedJob
+from ddloco.debugger.recorded_run import order_of
 from ddloco.job.protocol.messages import Progress
 from ddloco.job.protocol.time_spent import TimeSpent
 from ddloco.monitoring.status_view import seconds
@@ -25,9 +25,6 @@ WORDS: dict[Part, str] = {
 
 APART_TIMES, APART_SHARE = 1.5, 0.1
 """From so many times on, or from so much of all time on, two runs are said to differ in time."""
-
-SHOWN_SHARE = 0.005
-"""Parts below this share are left out."""
 
 
 class LearnerTime(Struct, frozen=True):
@@ -53,12 +50,6 @@ class LearnerTime(Struct, frozen=True):
     def share(self, part: Part) -> float:
         """Return the share of one part, from 0 to 1."""
         return getattr(self.spent, part) / self.sum_s if self.sum_s else 0.0
-
-    def line(self) -> str:
-        """Return it in words."""
-        shares = {words: self.share(part) for part, words in WORDS.items()}
-        said = [f"{share:.0%} {words}" for words, share in shares.items() if share >= SHOWN_SHARE]
-        return f"{self.learner}: a step {seconds(self.step_s)}; {', '.join(said) or 'no step'}"
 
 
 def times_apart(one: RecordedJob, other: RecordedJob) -> list[str]:
@@ -89,10 +80,6 @@ def times_of(run: RecordedJob) -> list[LearnerTime]:
                 newest[event.sender] = event.body
     return [
         LearnerTime(who, told.step, told.step_s, told.spent)
-        for who, told in sorted(newest.items(), key=lambda each: _order(each[0]))
+        for who, told in sorted(newest.items(), key=lambda each: order_of(each[0]))
         if told.step
     ]
-
-
-def _order(incarnation: str) -> tuple[str, int]:
-    return actor_of(incarnation), number_of(incarnation)

@@ -78,6 +78,9 @@ class MergeAnswer(Struct, frozen=True):
     relay: str = ""
 
 
+Kind = Literal["absent", "late", "lost", "refused", "silent"]
+
+
 class Absence(Struct, frozen=True):
     """A learner that is not in a merge, with the reason and the syncer's event that decided it.
 
@@ -88,7 +91,8 @@ class Absence(Struct, frozen=True):
         norm: of its outer gradient, if it was measured and refused.
         cosine: its cosine to the others' sum, likewise.
         kind: "refused" if its contribution was, for what it is; "late" if it was pulled, and did
-            not answer before the sync was closed; else "absent".
+            not answer before the sync was closed; "lost" if it was not connected; "silent" if it
+            had reported nothing for long; else "absent", which may follow from one before.
     """
 
     learner: str
@@ -96,7 +100,7 @@ class Absence(Struct, frozen=True):
     event: str
     norm: float | None = None
     cosine: float | None = None
-    kind: Literal["absent", "late", "refused"] = "absent"
+    kind: Kind = "absent"
 
 
 class Merge(Struct, frozen=True):
@@ -289,14 +293,16 @@ class MergeHistory:
             used = self._used.get((who, p, base))
             if used is not None and not machine.job.sync.blocking:
                 reason = f"holds version {base}, whose tokens merge {used} has"
+            kind: Kind = "absent"
             if membership.silent(at, member):
                 reason = SILENT.format(since=member.heard_at, for_s=at - member.heard_at)
-            absent[who] = Absence(who, reason, ref)
+                kind = "silent"
+            absent[who] = Absence(who, reason, ref, kind=kind)
         connected = {actor_of(member.incarnation) for member in membership.members.values()}
         for name in self._learners:
             if name not in connected:
                 reason, where = self._gone.get(name, (self._unseen, ref))
-                absent[name] = Absence(name, f"not connected: {reason}", where)
+                absent[name] = Absence(name, f"not connected: {reason}", where, kind="lost")
         return _Open(sync, ref, absent, len(membership.members))
 
     def _merged(self, ref: str, at: float, seen: dict[str, Any], event: FragmentMerged) -> Merge:

