@@ -26,6 +26,7 @@ CALLS = {
     "news for observers": "ddloco.stage.observers.observer_server:ObserverServer.news",
     "old snapshots that go": "snapshot.store:Store.retain",
     "the mark of a file in use": "ddloco.stage.process.log:mark_in_use",
+    "spare memory": "ddloco.stage.nodes.single_process:give_back_spare",
 }
 """Every call that a job can do without: what it is, and where."""
 

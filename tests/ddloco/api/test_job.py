@@ -139,7 +139,7 @@ def test_under_asyncio(tmp_path):
         handle, ticks = make(learners=1).start(tmp_path / "run"), 0
         waiting = asyncio.ensure_future(_awaited(handle))
         while not waiting.done():
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.005)
             ticks += 1
         return await waiting, ticks
 
