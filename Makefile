@@ -14,7 +14,9 @@ PYTEST := $(BIN)/python -m pytest -q --rerun-show-tracebacks
 # If this variable is set, each of the hundreds of processes of the tests compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test tests test-times slow soak check lint types fix bench bench-peers simulate experiments docs reference pictures build lock
+RELEASE := .venv-release
+
+.PHONY: help setup demo test tests test-times slow soak check lint types fix bench bench-peers simulate experiments docs reference pictures build release lock
 
 help:  ## say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -96,6 +98,14 @@ pictures: $(STAMP)  ## draw the documentation's pictures again, from real runs
 
 build: $(STAMP)  ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build --no-isolation
+
+$(RELEASE)/.installed: Makefile
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'hatchling>=1.27' 'twine>=6' 'uv>=0.8'
+	@touch $@
+
+release: $(STAMP) $(RELEASE)/.installed  ## build what is published, and check it on every Python, by pip, uv and in a container (half an hour)
+	PATH="$(CURDIR)/$(RELEASE)/bin:$$PATH" $(RELEASE)/bin/python -m tests.release
 
 lock: pyproject.toml  ## pin the dependencies again (needs uv)
 	uv pip compile --universal --generate-hashes --no-emit-index-url --no-header \

@@ -12,6 +12,7 @@ and ``quantization_kernel.py``).
 
 import ast
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -36,6 +37,9 @@ COMPILE = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno")
 
 COMPILE_S_MAX = 300.0
 
+OLDEST_GLIBC = (2, 17)
+"""Of 2012; whatever runs jaxlib has a newer one."""
+
 
 class Rooms(BuildHookInterface):
     """Fills a wheel with the rewritten sources."""
@@ -50,9 +54,8 @@ class Rooms(BuildHookInterface):
         write_tree(root, made)
         build_data["force_include"][str(made / "ddloco")] = "ddloco"
         if compile_kernels(root, made):
-            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{platform}"
+            build_data["tag"] = f"py3-none-{platform_of(made)}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Delete the temporary folder."""
@@ -74,6 +77,24 @@ def compile_kernels(root: Path, made: Path) -> bool:
     compiler = shlex.split(os.environ.get("CC", "cc"))
     done = [_compiled(compiler, root / each, made / so) for each, so in KERNELS.items()]
     return all(done)
+
+
+def platform_of(made: Path) -> str:
+    """Return the platform in the wheel's tag: for Linux ``manylinux`` (PEP 600), which an index
+    takes, if the libraries want nothing of a C library that is newer than glibc 2.17.
+
+    Args:
+        made: the folder of the tree with the compiled libraries.
+    """
+    kind, _, rest = sysconfig.get_platform().replace(".", "_").partition("-")
+    wanted = [
+        (int(major), int(minor))
+        for library in KERNELS.values()
+        for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", (made / library).read_bytes())
+    ]
+    if kind == "linux" and wanted and max(wanted) <= OLDEST_GLIBC:
+        kind = "manylinux_{}_{}".format(*OLDEST_GLIBC)
+    return f"{kind}_{rest}".replace("-", "_")
 
 
 def _compiled(compiler: list[str], source: Path, library: Path) -> bool:

@@ -24,6 +24,7 @@ from ddloco.replayer.report import Report
 from ddloco.workers.task import REQUIRED
 from replay import Divergence
 from tests.ddloco.debugger.conftest import simulate
+from tests.pages import blocks, commands
 
 __all__ = ["simulate"]
 
@@ -32,17 +33,6 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 PICTURE_BYTES_MAX = 100_000
 SECTIONS = ["Context", "Decision", "Consequences"]
-
-
-def blocks(page):
-    """The code blocks of a page: language and text."""
-    return re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-
-
-def commands(page):
-    """The `ddloco ...` lines of a page, in order."""
-    lines = [line for language, text in blocks(page) if not language for line in text.splitlines()]
-    return [line for line in lines if line.startswith("ddloco ")]
 
 
 COMMANDS = sorted({command for page in PAGES for command in commands(page)})

@@ -32,7 +32,8 @@ COMPILED = {"ddloco/stage/actors/work_handles.py": ["calls eval()"]}
 FUNCTION_LINES_MAX = 60
 
 WHOLE_JOB_TESTS = {
-    *("tests/hosts", "tests/ordinary", "tests/processes", "tests/simulation", "tests/tapes")
+    *("tests/hosts", "tests/ordinary", "tests/processes", "tests/release", "tests/simulation"),
+    "tests/tapes",
 }
 TESTS_OF_SEVERAL = {
     "tests/bench/test_page.py",
