@@ -37,9 +37,8 @@ from replay import open_tapes, tape
 from tests.hosts.cluster import DDLOCO, SYNCER, Log, wait_until
 
 BEYOND = """\
-A kill loses what its learner has trained since its last contributions: 5.5 % of 214 s are 2 s for \
-each of six kills, and an interval is 2.4 s. What a version overwrites was trained between a \
-contribution and the version made of it. The aim would need a shorter interval."""
+A kill loses what its learner has trained since its last contributions: 5.5 % of 214 s are 2 s \
+for each of six kills, and an interval is 2.4 s. The aim would need a shorter interval."""
 
 LEARNERS = 4
 EVERY_S, AWAY_S = 10.0, 5.0

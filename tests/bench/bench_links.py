@@ -29,13 +29,11 @@ from ddloco.job.protocol.compression import Format, relative_size
 
 BEYOND = """\
 Up to 1 Gbit/s, and on the line that loses packets, whole parameters come within five points of \
-plain sockets: the line and TCP bound them. Many connections of BBR, the algorithm of this \
-machine, share a short queue badly: 16 learners have 69 % of 1 Gbit/s with it and 91 % with Reno. \
-Where packets are lost it is the other way around, by seven times; [Several \
-hosts](multi-host.md#lines-that-lose-packets) says how to choose. At 10 Gbit/s, and with \
-differences of four bits at 1 Gbit/s, the two cores are the bound, on which hub, learners and \
-kernel run together: a merge costs the hub so much for each parameter, however few bytes were \
-sent. The aim would need a core for each of them."""
+plain sockets: the line and TCP bound them. With BBR, the algorithm of this machine, 16 learners \
+have 69 % of 1 Gbit/s, with Reno 91 %; where packets are lost it is the other way around \
+([Several hosts](multi-host.md#lines-that-lose-packets)). At 10 Gbit/s, and with four bits at 1 \
+Gbit/s, the two cores are the bound, on which hub, learners and kernel run together. The aim \
+would need a core for each of them."""
 
 MEGABYTES: dict[float, dict[Format, int]] = {
     1e8: {WHOLE: 8, "int4": 64},

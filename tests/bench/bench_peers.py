@@ -42,9 +42,8 @@ SCRIPT = Path(__file__).with_name("peer_round.py")
 SHAPES = {"by fragment": FRAGMENTS, "whole": 1}
 
 BEYOND = """\
-[Decision 058](decisions/058-payloads-in-place.md) says what the 0.185 core-seconds of a round \
-on one host are: on two cores 0.093 s. The aim would need messages of whole fragments in place \
-of pieces, digests computed in the same pass as norms, and workers that map a syncer's memory."""
+[Decision 058](decisions/058-payloads-in-place.md) says where the 0.185 core-seconds of a round \
+on one host go, and what the aim would need."""
 
 
 class PeerKind(NamedTuple):

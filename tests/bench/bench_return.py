@@ -27,11 +27,10 @@ from tests.hosts.cluster import SYNCER, Cluster, wait_until
 from tests.hosts.hosts import Loopback
 
 BEYOND = """\
-Of 2.4 to 2.9 s with 100 MB the state takes 1.3: it passes the syncer, so it is sent twice, and \
-is copied between each actor and its worker, while the step is compiled. In the rest the worker \
-installs it, runs its first step twice to show that it is deterministic, and waits for the next \
-merge; two steps are 0.2 s by themselves. The aim would need a donor that sends to the learner \
-itself, and a first step that is checked while the learner already takes part."""
+Of 2.4 to 2.9 s with 100 MB the state takes 1.3: it is sent twice, through the syncer, and copied \
+between each actor and its worker. In the rest the worker installs it, runs its first step twice, \
+and waits for the next merge. The aim would need a donor that sends to the learner itself, and a \
+first step that is checked while the learner already takes part."""
 
 AIMS = {"100": " (aim 3)"}
 

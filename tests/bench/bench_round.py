@@ -42,14 +42,12 @@ from transport.endpoint import RECEIVE_QUEUE_MESSAGES_MAX, SEND_QUEUE_MESSAGES_M
 
 BEYOND = """\
 Over TCP a round of 64 MiB takes 0.42 core-seconds of two cores. By perf's samples 39 % of them \
-are the kernel's in ZeroMQ's I/O threads, 25 % the interpreter's, 9 % merges, 7 % digests. Plain \
-sockets with the same digests and merges take a third less, which is about the aim. But \
-connections of their own for bulk bytes would not gain that: with codec, assembler and trio above \
-plain sockets, a thread for each direction, a round took 0.270 s where ZeroMQ took 0.277 and plain \
-sockets without them 0.190 (an experiment of 2026-11-27). The aim would need whole fragments that \
-are read into the arena without the interpreter in between. Pieces of 1 MiB in place of 2 take \
-4 % more; what else was tried is in \
-[decision 042](decisions/042-payloads-stay-in-the-pieces-that-arrived.md)."""
+are the kernel's in ZeroMQ's I/O threads, 25 % the interpreter's, 9 % merges, 7 % digests. \
+Connections of their own for bulk bytes would gain little: with codec, assembler and trio above \
+plain sockets a round took 0.270 s where ZeroMQ took 0.277 and plain sockets without them 0.190 \
+(an experiment of 2026-11-27). The aim would need whole fragments that are read into the arena \
+without the interpreter in between. What else was tried is in [decision \
+042](decisions/042-payloads-stay-in-the-pieces-that-arrived.md)."""
 
 RAW = {"raw by fragment": (FRAGMENTS, False), "raw whole": (1, False)}
 AVERAGING = {"averaging by fragment": (FRAGMENTS, True), "averaging whole": (1, True)}

@@ -30,11 +30,9 @@ from ddloco.workers.simulated.work import leaves_of
 from tests.lab.hostile_world import run_seed
 
 BEYOND = """\
-An event of eight learners takes 18 us, all of it the machines' own Python, none of it the \
-heap's. With 1,000 learners half of the time goes to vector clocks: each learner takes in an \
-entry for each other one with every version, 1,000 of them in 0.11 ms. Its aim would need clocks \
-that share the entries which all learners have; that of eight learners machines that are \
-compiled."""
+An event of eight learners takes 18 us, all of it the machines' own Python. With 1,000 learners \
+half of the time goes to vector clocks. Its aim would need clocks that share the entries which \
+all learners have; that of eight learners machines that are compiled."""
 
 LEARNERS = 8
 CROWD = 1000

@@ -45,15 +45,12 @@ from tests.children import children_of
 
 BEYOND = """\
 Of a step of the quickstart, 20.5 ms on the device, a worker spends 1.8 ms more: 0.55 until its \
-actor has taken in the result and asks for the next step, 0.3 to begin the program, 0.25 for the \
-sums of tensors, 0.2 to install a fragment, 0.2 to read the loss, 0.1 each for the positions of \
-data and for the copy of a fragment (medians of 600 steps; with warm caches each is half as \
-long). At 100 MB there is a merge for every step of 50 ms. Of the time of two cores XLA takes 37 \
-ms of it, 17 of them to clear memory that it frees and takes again, merging and storing 20, the \
-worker beside XLA 16, of which sums of tensors are 3.7, and the thread of the actors 11 (by perf). \
-One heap that keeps what XLA frees makes the bare loop a quarter faster and the job hardly. The \
-aim would need other cores, with memory of their own, for merging. At 1 MB there is a sync for \
-every seven steps."""
+actor asks for the next step, 0.3 to begin the program, 0.25 for the sums of tensors, 0.2 to \
+install a fragment, 0.2 to read the loss, 0.1 each for the positions of data and for the copy of \
+a fragment (medians of 600 steps). At 100 MB there is a merge for every step of 50 ms. Of the \
+time of two cores XLA takes 37 ms of it, merging and storing 20, the worker beside XLA 16, and \
+the thread of the actors 11 (by perf). The aim would need other cores, with memory of their own, \
+for merging. At 1 MB there is a sync for every seven steps."""
 
 JOB = ROOT / "examples" / "quickstart.toml"
 WARM_STEPS = 12

@@ -34,10 +34,8 @@ from snapshot import Entry, Manifest, Part, Store
 
 BEYOND = """\
 Of 15 ms for 30 MB hashing takes 7 (BLAKE3, 4.1 GB/s), reading 3.5, as much as a plain read, \
-handing 24 arrays to JAX 3, the manifest with the list of blobs 1. Two threads that hash gained \
-up to a tenth: the two cores of this machine share what they hash with. The aim at this size would \
-need arrays that are not hashed. For 3 GB most of it is memory that the system must find first, \
-whoever reads them."""
+handing 24 arrays to JAX 3, the manifest with the list of blobs 1. The aim at this size would \
+need arrays that are not hashed."""
 
 SIZES_MB = (10.0, 100.0, 1000.0)
 AIMS = {"saved": "", "restored": " (aim 2)"}

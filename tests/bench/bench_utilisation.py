@@ -25,9 +25,9 @@ from tests.hosts.cluster import SYNCER, Cluster, wait_until
 from tests.hosts.hosts import Hosts, missing
 
 BEYOND = """\
-The share is the same at all rates, so the link is not what lacks. Two learners, their workers and \
-the syncer share two cores, and with H = 8 there is a merge for every step; on 2026-11-26 the same \
-benchmark gave at least 95.0 %. The aim would need a core for each process here."""
+The share is the same at all rates, so the link is not what lacks. Two learners, their workers \
+and the syncer share two cores; on 2026-11-26 the same benchmark gave at least 95.0 %. The aim \
+would need a core for each process."""
 
 LEARNERS = ("learner-0", "learner-1")
 DELAY_S = 0.005

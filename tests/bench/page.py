@@ -7,13 +7,11 @@ from typing import Any
 BEGINNING = """\
 # Performance
 
-`make bench` writes this page. Each section is what one benchmark said when it last ran: ratios
-against a floor or a peer in the same run, because these machines are shared and seconds alone mean
-nothing. What is divided by what, and why that is fair, is in the docstring of
-`tests/bench/bench_NAME.py`. An aim stands beside its figure; where one is missed, the last
-paragraph says what the time goes to, and what the aim would need; its figures were measured by hand
-with a profiler when it was written (2026-11-27), and not by the benchmark. A load average above 0.5
-at the beginning means that something else was running.
+`make bench` writes this page: ratios against a floor or a peer in the same run, because these
+machines are shared. What is divided by what is in the docstring of `tests/bench/bench_NAME.py`.
+Where an aim is missed, the last paragraph of a section says what the time goes to, and what the aim
+would need; its figures were measured by hand with a profiler (2026-11-27). A load average above 0.5
+means that something else was running.
 """
 
 SECTION = re.compile(r"^## (\w+)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
