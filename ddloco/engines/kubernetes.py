@@ -138,7 +138,10 @@ TEMPLATE = """\
 {container}          volumeMounts:
             - {{name: run, mountPath: /run/ddloco}}
             - {{name: job, mountPath: /job}}
+            - {{name: shm, mountPath: /dev/shm}}
 {mounts}      volumes:
+        # Fragments pass between processes here; of a pod's own 64 MiB most would go to /tmp.
+        - {{name: shm, emptyDir: {{medium: Memory}}}}
         - {{name: job, configMap: {{name: {name}-job}}}}
 {volumes}"""
 
@@ -175,9 +178,14 @@ def _check(order: EngineJob) -> None:
     if not NAME.fullmatch(name):
         said = "is no name for Kubernetes; want at most 40 lower-case letters, digits and hyphens"
         raise ConfigError(f"job.name: {name} {said}, first a letter")
-    for key, want in (("image", r"[\w./:@-]+"), ("storage", r"[0-9.]+[A-Za-z]*")):
-        if not re.fullmatch(want, getattr(table, key)):
-            raise ConfigError(f"launch.kubernetes.{key}: {getattr(table, key)[:80]!a} is none")
+    image = "want a container image with ddloco and the task, such as registry.example/me/first:1"
+    storage = "want the size of a volume, such as 100Gi"
+    for key, form, want in (
+        ("image", r"[\w./:@-]+", image),
+        ("storage", r"[0-9.]+[A-Za-z]*", storage),
+    ):
+        if not re.fullmatch(form, getattr(table, key)):
+            raise ConfigError(f"launch.kubernetes.{key}: {getattr(table, key)[:80]!a}: {want}")
     if table.secret and not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", table.secret):
         raise ConfigError(f"launch.kubernetes.secret: {table.secret[:80]!a} is no name of a Secret")
     for part, own in OWN.items():

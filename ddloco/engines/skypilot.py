@@ -70,6 +70,10 @@ while kill -0 $child 2>/dev/null; do sleep 1; publish 2>/dev/null || true; done
 code=0
 wait $child || code=$?
 publish
+# The machine goes when its job ends, and its disk with it.
+case $code in
+  0 | 1 | 2) mkdir -p {kept} && cp -r run/. {kept}/ || echo "the run folder is not in the bucket" ;;
+esac
 exit $code
 """
 
@@ -124,6 +128,7 @@ def _syncer(order: EngineJob, actor: str) -> str:
         command=_with_keys(order, command),
         address=f"run/{actor}.address",
         published=_address(order, actor).removeprefix("file:"),
+        kept=f"{SHARED}/{order.job.job.name}-{actor}",
     )
     return _task(order, actor, "syncer", script, "syncer") + START.format(options="", part=actor)
 

@@ -5,6 +5,12 @@ import json
 import pytest
 import yaml
 
+from ddloco.stage.arrays.shared_memory import MEMORY_FOLDER
+from tests.installed import CHECKOUT
+from tests.pages import blocks
+
+PAGE = "docs/clusters.md"
+
 IMAGE = """
 [launch.kubernetes]
 image = "registry.example/ddloco:0.2"
@@ -41,6 +47,10 @@ def test_each_actor_is_started_again_alone(launched):
     pod = learners["template"]["spec"]
     assert pod["nodeSelector"] == {"pool": "gpu"}
     assert container(found["Job", "small-learner"])["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    shared = {"name": "shm", "mountPath": str(MEMORY_FOLDER)}  # Else a pod has 64 MiB there.
+    for job in ("small-syncer-0", "small-learner"):
+        assert shared in container(found["Job", job])["volumeMounts"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
     said = container(found["Job", "small-learner"])["args"][0]
     assert "tcp://small-syncer-0:5555 tcp://small-syncer-1:5555" in said
     assert '--name "learner-$JOB_COMPLETION_INDEX"' in said
@@ -89,6 +99,9 @@ def test_the_schemas_accept_it(launched):
         for each in manifests(text).values():
             checker.validate(each, "1.33", strict=True)
 
+    [reader] = [text for language, text in blocks(CHECKOUT / PAGE) if language == "yaml"]
+    checker.validate(yaml.safe_load(reader), "1.33", strict=True)
+
     planted = manifests(text)["Job", "small-learner"]
     planted["spec"]["podFailurePolicy"]["rules"][0]["acton"] = "Ignore"
     with pytest.raises(checker.ValidationError):
@@ -107,7 +120,7 @@ def test_scaling_is_one_patch(launched):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--set=launch.kubernetes.image=", "launch.kubernetes.image"),
+        ("--set=launch.kubernetes.image=", "launch.kubernetes.image: '': want a container image"),
         ("--set=transport.insecure=false", "launch.kubernetes.secret: missing"),
         ("--set=launch.kubernetes.storage=much", "launch.kubernetes.storage"),
         ("--set=launch.kubernetes.learner_pod={volumes=[]}", "'volumes' is written by ddloco"),

@@ -95,14 +95,16 @@ def test_a_machine_gets_the_key_of_its_own_actor_only(on_skypilot, tmp_path, tmp
     assert (code, "to all machines; keep keys elsewhere" in error) == (2, True)
 
 
-def test_the_syncer_leaves_its_address_and_passes_its_exit_code_on(on_skypilot, tmp_path):
-    """The address goes to the bucket, also after the last change; SIGTERM reaches the syncer."""
+@pytest.mark.parametrize("ends_with", [0, 75])
+def test_the_syncer_leaves_its_address_and_its_run(on_skypilot, tmp_path, ends_with):
+    """The address goes to the bucket, also after the last change, and the run folder at the end;
+    SIGTERM reaches the syncer, and its exit code is passed on."""
     _, text, _ = on_skypilot()
     script = tasks(text)["small-syncer"]["run"].replace("/ddloco/", f"{tmp_path}/")
     fake = tmp_path / "ddloco"
     fake.write_text(
         '#!/bin/bash\nmkdir -p run; echo "${@: -1}" > run/syncer.address; sleep 1.5\n'
-        "echo job ended > run/syncer.address.ended; exit 75\n"
+        f"echo job ended > run/syncer.address.ended; exit {ends_with}\n"
     )
     fake.chmod(0o755)
     ran = subprocess.run(
@@ -113,7 +115,9 @@ def test_the_syncer_leaves_its_address_and_passes_its_exit_code_on(on_skypilot, 
         text=True,
         check=False,
     )
-    assert (75, "") == (ran.returncode, ran.stderr)
+    assert (ends_with, "") == (ran.returncode, ran.stderr)
+    kept = tmp_path / "small-syncer" / "syncer.address.ended"
+    assert kept.is_file() == (ends_with == 0)
     assert "tcp://10.0.0.7:*\n" == (tmp_path / "small-syncer.address").read_text()
     assert "job ended\n" == (tmp_path / "small-syncer.address.ended").read_text()
 
