@@ -62,16 +62,15 @@ def section(
 HEAD = f"""\
 # Experiments
 
-Made by `make experiments`; a single one with the command above its table. Losses are held-out
-losses of the final global parameters, in nats, as mean and standard deviation over the seeds. A
-difference is shown with {NOISE_ERRORS:.0f} standard errors, and called none if it is smaller. Up
-and down are the payload bytes of all learners together. In virtual time a case gives the same
-result on any machine of the same kind; its goodput and time are those of the simulated machines.
+On this page you see what each setting was worth on one small model, and where it was not told
+apart from noise. `make experiments` makes it. Losses are held-out losses of the final global
+parameters, in nats, as mean and standard deviation over the seeds. A difference is shown with
+{NOISE_ERRORS:.0f} standard errors, and called none if it is smaller. Up and down are the payload
+bytes of all learners together. In virtual time a case gives the same result on any machine of the
+same kind; its goodput and time are those of the simulated machines.
 
-These are lengths at which training has just begun: the loss of data-parallel training itself falls
-by about 0.32 nats for twice the tokens (length, eight learners). So a small delay is a large
-percentage: eight decoupled learners that are 11 % behind (learners) need 1.5 times its tokens for
-the same loss, those that are 14 % behind (length) 1.6 times, with one inner learning rate for both.
+Training has just begun at these lengths, so a small delay is a large percentage: eight decoupled
+learners that are 11 % behind (learners) need 1.5 times the tokens of data-parallel training.
 """
 
 

@@ -7,8 +7,9 @@ from typing import Any
 BEGINNING = """\
 # Performance
 
-`make bench` writes this page: ratios against a floor or a peer in the same run, because these
-machines are shared. What is divided by what is in the docstring of `tests/bench/bench_NAME.py`.
+On this page you see how far each part is from what the machine could do. `make bench` writes it:
+ratios against a floor or a peer in the same run, because these machines are shared. What is divided
+by what is in the docstring of `tests/bench/bench_NAME.py`.
 Where an aim is missed, the last paragraph of a section says what the time goes to, and what the aim
 would need; its figures were measured by hand with a profiler (2026-11-27). A load average above 0.5
 means that something else was running.
