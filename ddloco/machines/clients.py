@@ -1,7 +1,5 @@
-"""Which learners take part in a round, with ``sync.blocking``.
-
-Those of federated averaging (FedAvg, arXiv 1602.05629) are drawn.
-"""
+"""Which learners take part in a round, with ``sync.blocking``. Those of federated averaging
+(FedAvg, arXiv 1602.05629) are drawn."""
 
 import hashlib
 
@@ -9,11 +7,8 @@ from ddloco.job.config import Job, clients_of
 
 
 def clients(job: Job, t: int) -> tuple[str, ...]:
-    """Return the names of the learners that train for the round that ends at global step ``t``.
-
-    Syncer and learners choose the same ones without a message: the order of the learners in a round
-    is that of SHA-256 over the job's seed, the global step and the name.
-    """
+    """Return the learners that train for the round that ends at global step ``t``. Syncer and
+    learners choose the same ones without a message: by SHA-256 over seed, global step and name."""
     names, share = job.learner_names(), job.sync.clients
     if share == 1.0:
         return names
@@ -26,11 +21,8 @@ def clients(job: Job, t: int) -> tuple[str, ...]:
 
 
 def after_step(job: Job, name: str, position: int) -> int:
-    """Return the global step to which a learner has come by a step that begins at ``position``.
-
-    A learner whose ``local_steps`` are fewer than the interval has come to the end of the round
-    with the last of them.
-    """
+    """Return the global step to which a learner has come by a step that begins at ``position``:
+    with the last of its ``local_steps`` it has come to the end of the round."""
     local, interval = job.learner_table(name).local_steps, job.sync.interval
     begun = position - position % interval
     if local is None or position + 1 < begun + local:
@@ -39,8 +31,8 @@ def after_step(job: Job, name: str, position: int) -> int:
 
 
 def not_in_round(job: Job, t: int, name: str, position: int) -> str | None:
-    """Return in words why a learner at a position is not in the round of global step ``t``, or None
-    where it is."""
+    """Return in words why a learner is not in the round of global step ``t``, or None where it
+    is."""
     if name not in clients(job, t):
         return f"was not drawn for the round that ends at global step {t}"
     if position < t:

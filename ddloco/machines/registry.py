@@ -17,12 +17,6 @@ from ddloco.stage.actors.messages import ActorBody
 
 
 def machine_for(job: Job, incarnation: str) -> Machine:
-    """Create the machine that the actor of ``incarnation`` runs.
-
-    Args:
-        job: the resolved job.
-        incarnation: the actor's name with its incarnation number.
-    """
     if actor_of(incarnation).startswith(RELAY):  # A snapshot may have those of an earlier run.
         return Relay(job)
     syncs = actor_of(incarnation) in job.syncer_names()

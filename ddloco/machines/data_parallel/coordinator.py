@@ -1,16 +1,6 @@
-"""The averager machine: synchronous data-parallel training, the baseline for comparison.
-
-It owns the parameters and the optimizer. For every step it sends the parameters to its replicas,
-waits for the gradient of every replica, averages the gradients and updates the parameters. The
-baseline measures what losing a replica costs:
-
-* a job that is not elastic stops until every replica is back;
-* an elastic job pauses to continue without the replica (``downscale_s``), and pauses again to
-  take it back (``upscale_s``).
-
-The ``[elastic]`` table holds the seconds that a real elastic job would need for these pauses. The
-time that processes need to start is added to them.
-"""
+"""The averager machine: synchronous data-parallel training, to measure what losing a replica costs.
+An elastic job pauses to go on without it and to take it back (``[elastic]``, to which the time that
+processes need to start is added); any other stops until every replica is back."""
 
 from typing import Any
 
@@ -102,23 +92,15 @@ class Coordinator(OwnMachine):
     """The state machine that coordinates one data-parallel job.
 
     Attributes:
-        job: the resolved job.
-        work: its work numbers.
-        plan: the fragment that holds all parameters; None before the start.
-        membership: the connected replicas.
         version: the last step that is done.
         group: replicas of the current step, each with whether it was sent the parameters.
-        parts: the gradients of the current step, by replica.
         standing: no step is running: before the first, and while replicas are missing.
         pause_until: the end of a pause, in seconds; None if there is none.
         averaging: the work number of the average that is being computed; 0 if there is none.
-        shutdown: the shutdown of the job; None before that.
-        stopping: why the job ends; None if it does not.
         stepped_at: when the last step was done, in seconds.
         warn_at: when to warn that no step is done, in seconds.
         averaged_last: the replicas whose gradients are in the newest step.
         final: the numbers of the job when it began to wind up.
-        snapshots: when snapshots are taken.
     """
 
     job: Job
@@ -141,18 +123,15 @@ class Coordinator(OwnMachine):
 
     @property
     def elastic(self) -> bool:
-        """Whether the job continues without lost replicas."""
         return self.job.job.method == "elastic-data-parallel"
 
     def handle(self, at: float, event: Event) -> list[Effect]:
-        """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
         effects = self._take(at, event)
         if self.shutdown is not None:
             return effects + self.shutdown.leave(len(self.membership.members))
         return effects + self._advance(at)
 
     def status(self, at: float) -> SyncerStatus:
-        """Return the status at ``at`` seconds."""
         members, versions = self.membership.members.values(), (self.version,)
         return SyncerStatus(
             **asdict(self.numbers(at)),
@@ -168,7 +147,6 @@ class Coordinator(OwnMachine):
 
     @property
     def disregarded(self) -> dict[str, str]:
-        """Whose work is of no use to the job, in words; see ``Accounts.disregarded``."""
         return self.membership.accounts.disregarded(self.version)
 
     def numbers(self, at: float) -> Numbers:
@@ -321,7 +299,6 @@ class Coordinator(OwnMachine):
     # Steps.
 
     def _advance(self, at: float) -> list[Effect]:
-        """Start a step, average the gradients, or keep waiting for replicas."""
         if self.averaging or self.pause_until is not None:
             return []
         if self.stopping is not None:

@@ -1,9 +1,6 @@
-"""The replica machine: one worker of a data-parallel job.
-
-A replica receives the parameters, computes the gradient of its next batch, sends it, and waits for
-the next parameters. At every step it therefore waits for the slowest replica; a learner does not.
-A replica that joins later goes to the place in its data of those that were there from the start.
-"""
+"""The replica machine: one worker of a data-parallel job. At every step it waits for the slowest
+replica, which a learner does not. One that joins later goes to the place in its data of those that
+were there from the start."""
 
 import math
 from typing import Any
@@ -50,13 +47,8 @@ from transport import (
 
 
 class Computing(Struct, forbid_unknown_fields=True):
-    """A gradient that is being computed, or the parameters for the next one.
-
-    Attributes:
-        version: the version of the parameters.
-        handle: the array that holds them.
-        since: seconds; when the computation started.
-    """
+    """A gradient that is being computed, from the parameters of ``version``, or will be next;
+    ``since`` is when that began, in seconds."""
 
     version: int
     handle: str
@@ -67,18 +59,8 @@ class Replica(OwnMachine):
     """The state machine of one replica.
 
     Attributes:
-        job: the resolved job.
-        work: its work numbers.
-        step: the last finished step.
         drawn: its place in its data, in batches.
-        computing: the gradient that is being computed; None if there is none.
-        next: the parameters for the next gradient; None if there are none.
-        stopping: why it stops; None if it does not.
-        step_s: the duration of its steps.
         idle_at: since when it has waited for parameters, in seconds; None if it does not wait.
-        trained: the tokens that it has trained on.
-        spent: how it spent its time.
-        last: what its last step brought; None before the first.
         busy: the call in which its worker has been for long, and for how long then.
     """
 
@@ -102,7 +84,6 @@ class Replica(OwnMachine):
         return "" if self.idle_at is None else "the syncer's parameters"
 
     def handle(self, at: float, event: Event) -> list[Effect]:
-        """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
         match event:
             case Started():
                 agreement = self.job.agreement(self.job.plan(event.leaves))

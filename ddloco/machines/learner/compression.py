@@ -1,9 +1,6 @@
-"""What a learner remembers in order to send and receive compressed differences (paper section 5).
-
-A contribution is the difference to the version that the learner trained from, and a new version may
-be the difference to the one before. So the learner keeps the version of every fragment that it has
-installed. With error feedback it also keeps, for each fragment, what compression has lost.
-"""
+"""What a learner remembers in order to send and receive compressed differences (paper section 5):
+the version of every fragment that it has installed, to which a contribution or a new version is the
+difference; and with error feedback what the compression of each fragment has lost."""
 
 from msgspec import UNSET, Struct
 
@@ -25,8 +22,6 @@ class Lost(Struct, forbid_unknown_fields=True):
 
 
 class Encoding(Struct, forbid_unknown_fields=True):
-    """A contribution that is being compressed."""
-
     fragment: int
     t: int
     base: Overwrite
@@ -36,8 +31,6 @@ class Encoding(Struct, forbid_unknown_fields=True):
 
 
 class Decoding(Struct, forbid_unknown_fields=True):
-    """A version that is being made from a difference."""
-
     fragment: int
     version: int
     base: str
@@ -46,23 +39,14 @@ class Decoding(Struct, forbid_unknown_fields=True):
 
 
 class LearnerCompression(Struct, forbid_unknown_fields=True):
-    """The versions that differences are taken to, and what compression has lost.
-
-    Attributes:
-        installed: the version of each fragment that is installed.
-        lost: what the compression of each fragment has lost.
-        encoding: contributions that are being compressed, by work number.
-        decoding: versions that are being made from differences, by work number.
-    """
-
     installed: dict[int, Overwrite] = {}
     lost: dict[int, Lost] = {}
     encoding: dict[int, Encoding] = {}
     decoding: dict[int, Decoding] = {}
 
     def install(self, fragment: int, version: int, handle: str, settings: Compress) -> list[Effect]:
-        """A version was installed, or is the one that a donor's state holds: keep it, in place of
-        the one before. The caller passes its reference to the handle on."""
+        """Keep a version that was installed, or that a donor's state holds, in place of the one
+        before. The caller passes its reference to the handle on."""
         if not settings.differences:
             return [Drop(handle)]
         before = self.installed.get(fragment)
@@ -72,14 +56,7 @@ class LearnerCompression(Struct, forbid_unknown_fields=True):
     def complete(
         self, said: GlobalFragment, version: int, handle: str, settings: Compress
     ) -> list[Effect]:
-        """A version arrived that is installed already: keep it if only a donor's state had it.
-
-        Args:
-            said: the message.
-            version: the installed version.
-            handle: the payload of the message.
-            settings: the job's ``[compress]``.
-        """
+        """Keep a version that is installed already, if only a donor's state had it."""
         held = self.installed.get(said.fragment)
         known = held is not None and held.version == version
         if not settings.differences or said.version != version or known:
@@ -94,15 +71,7 @@ class LearnerCompression(Struct, forbid_unknown_fields=True):
         self, work: int, said: Contribution, *, source: str, out: str, settings: Compress
     ) -> tuple[EncodeFragment, list[Effect]] | None:
         """Return the work that compresses a contribution, and the references that it needs; None if
-        the version that it was trained from is not at hand.
-
-        Args:
-            work: the number of the work.
-            said: the contribution.
-            source: the host copy.
-            out: the handle of the payload.
-            settings: the job's ``[compress]``.
-        """
+        the version that it was trained from is not at hand."""
         fragment, version = said.fragment, said.base
         base = self.installed.get(fragment)
         if not settings.differences or base is None or base.version != version:
@@ -142,7 +111,6 @@ class LearnerCompression(Struct, forbid_unknown_fields=True):
         return [Drop(lost.after)]
 
     def encoded(self, work: int) -> list[Effect]:
-        """A contribution was encoded: release what that needed, and remember what was lost."""
         done = self.encoding.pop(work, None)
         if done is None:
             return []
@@ -177,16 +145,9 @@ class LearnerCompression(Struct, forbid_unknown_fields=True):
         newest: Overwrite | None,
         settings: Compress,
     ) -> list[Effect] | None:
-        """Return the effects that make a version from a difference; None if the version that it is
-        a difference to is not at hand, or the format is another than the job's.
-
-        Args:
-            work: the number of the work.
-            said: the message.
-            handle: its payload.
-            newest: the version that waits to be installed, or is being installed, if there is one.
-            settings: the job's ``[compress]``.
-        """
+        """Return the effects that make a version from a difference to ``newest`` (it waits or is
+        being installed) or to the installed one; None if that is another, or the format is not the
+        job's."""
         base = newest or self.installed.get(said.fragment)
         if base is None or base.version != said.base or said.form != settings.down:
             return None
@@ -196,14 +157,12 @@ class LearnerCompression(Struct, forbid_unknown_fields=True):
         return [*kept, DecodeFragment(work, said.fragment, base.handle, handle, out)]
 
     def decoded(self, event: FragmentDecoded) -> tuple[Overwrite, list[Effect]]:
-        """A version was made: what to install, and the references released. The
-        caller owns the reference to the new handle."""
+        """Return what to install, whose reference the caller owns, and the references released."""
         done = self.decoding.pop(event.work)
         released: list[Effect] = [Drop(done.base), Drop(done.source)]
         return Overwrite(done.fragment, done.version, done.out), released
 
     def held(self) -> int:
-        """The number of references to arrays."""
         lost = sum(bool(each.before) + bool(each.after) for each in self.lost.values())
         encoding = self.encoding.values()
         references = sum(1 + bool(each.error) + bool(each.error_out) for each in encoding)

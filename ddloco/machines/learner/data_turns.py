@@ -1,10 +1,6 @@
-"""The data shards that a learner draws from, in turn. Part of the learner machine.
-
-With ``job.shards`` the leading syncer says which shards a learner draws from; see
-``machines/syncer/data_roster``. A learner follows the newest of these messages from a step boundary
-on. It goes on in the shards that it keeps, begins others at the place in the message, and reports
-how far it came in those that it gives back. Each step draws its batch from the next shard.
-"""
+"""The data shards that a learner draws from, one step each in turn, as the lead's newest message
+says from the next step boundary on; see ``machines/syncer/data_roster``. It begins new shards at
+the place in the message, and reports how far it came in those that it gives back."""
 
 from msgspec import Struct
 
@@ -16,7 +12,6 @@ class Held(Struct, forbid_unknown_fields=True):
     """A shard that a learner draws from.
 
     Attributes:
-        shard: its number.
         term: the number of the message that gave it to the learner.
         batches: how many of its batches were used, by all learners.
         cursor: the position of its stream after them; empty if unknown.
@@ -33,7 +28,6 @@ class Held(Struct, forbid_unknown_fields=True):
 
     @property
     def place(self) -> DataPlace:
-        """Where it is, for a report."""
         return DataPlace(self.shard, self.term, self.batches, self.cursor)
 
 
@@ -41,7 +35,6 @@ class DataTurns(Struct, forbid_unknown_fields=True):
     """What a learner draws from.
 
     Attributes:
-        follows: the number of the message that it follows; 0 before the first.
         held: its shards, in the order of their turns; the first one is the running step's, or the
             next one's between two steps.
         returned: the shards that it has given back, until the lead is known to have heard.
@@ -55,15 +48,11 @@ class DataTurns(Struct, forbid_unknown_fields=True):
 
     @property
     def known(self) -> bool:
-        """Whether there is a shard to draw from."""
         return bool(self.held) or (self.coming is not None and bool(self.coming.places))
 
     def hear(self, said: DataShards) -> None:
-        """Take the lead's message, to be followed from the next step boundary on.
-
-        One without shards is followed only while there are none: a learner never waits for data,
-        and may be about to begin with those that it was told of.
-        """
+        """Take the lead's message, to be followed from the next step boundary on. One without
+        shards is followed only while there are none: a learner never waits for data."""
         newest = self.coming.number if self.coming is not None else self.follows
         if said.number > newest and (said.places or not self.known):
             self.coming = said
@@ -100,7 +89,6 @@ class DataTurns(Struct, forbid_unknown_fields=True):
 
     @property
     def skip(self) -> tuple[int, bytes]:
-        """The used batches of the shard whose turn it is, and the stream's position after them."""
         return self.held[0].batches, self.held[0].cursor
 
     def drew(self, cursor: bytes) -> None:
@@ -110,11 +98,9 @@ class DataTurns(Struct, forbid_unknown_fields=True):
         self.held = [*others, first]
 
     def drawing(self) -> tuple[DataPlace, ...]:
-        """Where it is in its shards, for a report."""
         return within_budget(each.place for each in self.held)
 
     def given_back(self) -> tuple[DataPlace, ...]:
-        """How far it came in shards that it has given back, for a report."""
         return within_budget(each.place for each in self.returned)
 
     def after(self, *, runs: bool) -> tuple[tuple[int, int, bytes], ...]:

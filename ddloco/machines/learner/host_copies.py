@@ -1,11 +1,6 @@
-"""Which fragments a learner copies from the device to the host between two steps.
-
-A learner answers a pull from a host copy, so that its training does not wait. Syncers pull the
-fragments in the order of the plan (paper section 3.1), so a learner can tell which one comes next.
-At each step boundary it copies the fragments that will be pulled before the next boundary at the
-pace of the last pulls, and those that were pulled without a copy at hand. All others stay on the
-device.
-"""
+"""Which fragments a learner copies from the device to the host between two steps, to answer pulls
+without waiting: those that will be pulled before the next boundary, in the order of the plan (paper
+section 3.1) at the pace of the last pulls, and those that were pulled without a copy."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -20,8 +15,6 @@ class SeenLaunches(Struct, forbid_unknown_fields=True):
     """What a learner has seen of a syncer's launches.
 
     Attributes:
-        t: the newest global step that was launched; -1 before the first.
-        step: the learner's last finished step at that time.
         before_t: the newest global step that was launched before ``step`` was finished.
         before_step: the last finished step at that time.
     """
@@ -32,7 +25,6 @@ class SeenLaunches(Struct, forbid_unknown_fields=True):
     before_step: int = 0
 
     def see(self, t: int, step: int) -> None:
-        """Global step ``t`` was launched; the learner has finished ``step`` steps."""
         if t <= self.t:
             return
         if self.t < 0:
@@ -49,14 +41,7 @@ class SeenLaunches(Struct, forbid_unknown_fields=True):
 
 
 class HostCopies(Struct, forbid_unknown_fields=True):
-    """The host copies of fragments, and the pulls that wait for one; made by ``host_copies``.
-
-    Attributes:
-        owners: for each fragment, the name of the syncer that pulls it.
-        launches: by syncer, what was seen of its launches.
-        handles: the handles of the copies from the last step boundary, by fragment.
-        waiting: the pulls that wait for a copy, by fragment, with the syncer.
-    """
+    """The host copies of fragments, and the pulls that wait for one; made by ``host_copies``."""
 
     owners: tuple[str, ...]
     launches: dict[str, SeenLaunches]
@@ -64,16 +49,13 @@ class HostCopies(Struct, forbid_unknown_fields=True):
     waiting: dict[int, tuple[str, Pull]] = {}
 
     def see(self, syncer: str, t: int, step: int) -> None:
-        """Note that a syncer has launched global step ``t``, seen after ``step`` finished steps."""
         if syncer in self.launches:
             self.launches[syncer].see(t, step)
 
     def of(self, fragment: int) -> str:
-        """Return the handle of a fragment's copy from the last step boundary; empty if none."""
         return self.handles.get(fragment, "")
 
     def held(self) -> int:
-        """Return the number of references to arrays that this machine holds."""
         return len(self.handles)
 
     def wait(self, syncer: str, pull: Pull) -> None:
@@ -85,21 +67,15 @@ class HostCopies(Struct, forbid_unknown_fields=True):
         self.waiting = {p: each for p, each in self.waiting.items() if each[0] != syncer}
 
     def answerable(self) -> list[tuple[str, Pull]]:
-        """Return the pulls that waited and have a copy now, by fragment; they wait no more."""
         ready = [p for p in sorted(self.waiting) if p in self.handles]
         return [self.waiting.pop(p) for p in ready]
 
     def between_steps(
         self, step: int, linked: Mapping[str, bool], plan: FragmentPlan, count: int = 1
     ) -> tuple[HostFragment, ...]:
-        """Return the copies to be made after ``step`` finished steps, before the next begins.
-
-        Args:
-            step: the last finished step; 0 before the first.
-            linked: for each syncer, whether it is linked. Others cannot pull.
-            plan: the plan that says which fragment is due at which global step.
-            count: the steps until copies can be made again.
-        """
+        """Return the copies to be made after ``step`` finished steps (0 before the first);
+        ``count`` steps pass until copies can be made again. Syncers that are not linked cannot
+        pull."""
         wanted: set[int] = set()
         if step:
             wanted.update(self.waiting)
@@ -110,18 +86,14 @@ class HostCopies(Struct, forbid_unknown_fields=True):
         return tuple(HostFragment(p, handle) for p, handle in self.handles.items())
 
     def release(self) -> list[str]:
-        """Forget the copies of the last step boundary; returns their handles."""
         handles, self.handles = list(self.handles.values()), {}
         return handles
 
     def _next_of(
         self, syncer: str, launches: SeenLaunches, step: int, plan: FragmentPlan, count: int
     ) -> Iterable[int]:
-        """The fragments that a syncer may pull during the ``count`` steps after ``step``.
-
-        A syncer that is slower than its pace so far is expected at the next due fragment, not
-        beyond it.
-        """
+        """The fragments that a syncer may pull during the ``count`` steps after ``step``. One that
+        is slower than its pace so far is expected at the next due fragment, not beyond it."""
         first, p = self._next_due(syncer, launches.t, plan)
         now = min(launches.t + launches.launched_after(step - launches.step), first)
         coming = launches.launched_after(count)
@@ -135,10 +107,8 @@ class HostCopies(Struct, forbid_unknown_fields=True):
             t, p = self._next_due(syncer, t, plan)
 
     def _next_due(self, syncer: str, after: int, plan: FragmentPlan) -> tuple[int, int]:
-        """The next global step after ``after`` at which a fragment of a syncer is due, and which.
-
-        Each syncer owns a fragment, which is due once in an interval.
-        """
+        """The next global step after ``after`` at which a fragment of a syncer is due, and
+        which."""
         t = after
         for _ in plan.fragments:
             t += plan.steps_until_due(t)
@@ -149,11 +119,5 @@ class HostCopies(Struct, forbid_unknown_fields=True):
 
 
 def host_copies(plan: FragmentPlan, syncer_of: Callable[[int], str]) -> HostCopies:
-    """Return what a learner knows before the first pull.
-
-    Args:
-        plan: the plan that says which fragment is due at which global step.
-        syncer_of: returns the name of the syncer that pulls a fragment.
-    """
     owners = tuple(syncer_of(p) for p in range(len(plan.fragments)))
     return HostCopies(owners, {syncer: SeenLaunches() for syncer in sorted(set(owners))})

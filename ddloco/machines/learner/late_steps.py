@@ -1,10 +1,6 @@
-"""What becomes of the steps between a contribution and its answer (``sync.late``).
-
-Part of the learner machine. While a sync is under way the learner trains on, so its parameters are
-no longer those that it contributed. "overwrite" drops these steps, as the paper does (Algorithm 1,
-line 16). "blend" is Streaming DiLoCo's alpha (arXiv 2501.18512). "carry" takes the difference to
-the contribution on top of the new version; its copy is kept for that until the answer is installed.
-"""
+"""What becomes of the steps between a contribution and its answer (``sync.late``): "overwrite"
+drops them (paper: Algorithm 1, line 16), "blend" is Streaming DiLoCo's alpha (arXiv 2501.18512),
+"carry" takes the difference to the contribution, whose copy is kept, on top of the new version."""
 
 from msgspec import Struct
 
@@ -28,7 +24,6 @@ class LateSteps(Struct, forbid_unknown_fields=True):
     contributed: dict[int, Contributed] = {}
 
     def contribute(self, fragment: int, given: Contributed) -> list[Effect]:
-        """Keep the copy that a contribution is encoded from."""
         return [Keep(given.handle), *self._replace(fragment, given)]
 
     def carry(self, newer: Overwrite) -> Contributed | None:
@@ -45,11 +40,9 @@ class LateSteps(Struct, forbid_unknown_fields=True):
         return self.forget(newer.fragment) if given and given.t < newer.version else []
 
     def forget(self, fragment: int) -> list[Effect]:
-        """Forget a contribution that was refused."""
         return self._replace(fragment, None)
 
     def held(self) -> int:
-        """Return the number of references to arrays that this machine holds."""
         return len(self.contributed)
 
     def _replace(self, fragment: int, given: Contributed | None) -> list[Effect]:

@@ -1,12 +1,6 @@
-"""How a learner keeps step with the schedule, with ``sync.blocking``. Part of the learner machine.
-
-As DiLoCo (arXiv 2311.08105) and Streaming DiLoCo (arXiv 2501.18512) are published, a learner
-contributes a fragment as it is at exactly the global step at which it is due, and installs the
-answer exactly ``overlap`` steps later, for which it waits. So a learner has a position, which is
-the global step that its parameters have come to. It copies all parameters to the host at each
-position at which a fragment is due, and keeps the copy until the version of that global step is
-installed.
-"""
+"""How a learner keeps step with the schedule, with ``sync.blocking``, as in DiLoCo (arXiv
+2311.08105) and Streaming DiLoCo (arXiv 2501.18512): it contributes a fragment as it is at the
+global step at which that is due, and waits for the answer exactly ``overlap`` steps later."""
 
 from collections.abc import Sequence
 
@@ -33,7 +27,6 @@ class Lockstep(Struct, forbid_unknown_fields=True):
             until its next step begins.
         began: the position at which it began. It does not wait for syncs of before: nobody may be
             left to contribute to them but learners that have begun since.
-        stands: the copies that pulls are answered from, by position.
         waits_since: the time since which it waits for a version, in seconds; None if it trains.
     """
 
@@ -44,14 +37,7 @@ class Lockstep(Struct, forbid_unknown_fields=True):
 
     def must_wait(self, job: Job, plan: FragmentPlan, name: str, newest: Sequence[int]) -> bool:
         """Whether no step may begin: a version is missing, others train in this round, or the last
-        global step is reached.
-
-        Args:
-            job: the resolved job.
-            plan: the plan that says which fragment is due at which global step.
-            name: the learner's name.
-            newest: for each fragment, the newest version that is installed or has arrived.
-        """
+        global step is reached. ``newest`` has versions that are installed or have arrived."""
         position = self.after(newest)
         if position >= job.job.last_step:
             return True  # The job has as many steps as it says.
@@ -67,7 +53,6 @@ class Lockstep(Struct, forbid_unknown_fields=True):
         return t is not None and name not in clients(job, t)
 
     def after(self, versions: Sequence[int]) -> int:
-        """Return the position once these versions are installed."""
         return max(self.position, *versions)
 
     def installs(self, version: int, overlap: int) -> bool:
@@ -77,7 +62,6 @@ class Lockstep(Struct, forbid_unknown_fields=True):
         return not (begun and version <= self.position < version + overlap)
 
     def begin_step(self, versions: Sequence[int]) -> None:
-        """Take the position once these versions are installed, from which a step begins."""
         self.position = self.after(versions)
         self.began = self.position if self.began is None else self.began
 
@@ -87,10 +71,8 @@ class Lockstep(Struct, forbid_unknown_fields=True):
         return position >= job.job.last_step or plan.fragment_due(position) is not None
 
     def finish(self, position: int, stand: Stand) -> list[str]:
-        """A step to a position is finished: keep the copy of all parameters after it, if any.
-
-        Returns its handle if it is of no use, because the learner has started over meanwhile.
-        """
+        """Keep the copy of all parameters after a finished step, if any; returns its handle if it
+        is of no use, because the learner has started over meanwhile."""
         if self.position < 0:
             return [stand.handle] if stand.handle else []
         self.position = position
@@ -113,12 +95,7 @@ class Lockstep(Struct, forbid_unknown_fields=True):
         return dropped
 
     def release(self, versions: Sequence[int], plan: FragmentPlan) -> list[str]:
-        """Forget the copies that no pull may ask for any more; returns their handles.
-
-        Args:
-            versions: the installed version of each fragment.
-            plan: the plan.
-        """
+        """Forget the copies that no pull may ask for any more; returns their handles."""
         newest = max(self.stands, default=0)
         done = [t for t in self.stands if t < newest and _answered(t, versions, plan)]
         return [self.stands.pop(t).handle for t in done]

@@ -1,11 +1,6 @@
-"""The learner machine (paper: Algorithm 1).
-
-A learner trains, reports its progress after every step, answers pulls from host copies of its
-last finished step, and overwrites fragments with newer global versions between steps. It waits
-only once, for its first parameters, which come from the syncer or from a peer as a whole state.
-After that it never waits: it requests the next ``RunStep`` while handling its own ``StepFinished``.
-Only with ``sync.blocking``, of the methods that it is compared with, it does; see ``lockstep``.
-"""
+"""The learner machine (paper: Algorithm 1). It waits only for its first parameters; after that it
+requests the next ``RunStep`` while handling its own ``StepFinished``, and answers pulls from host
+copies. Only with ``sync.blocking`` it waits; see ``lockstep``."""
 
 import math
 from typing import Any
@@ -124,44 +119,22 @@ class Learner(OwnMachine):
     """The state machine of one learner.
 
     Attributes:
-        job: the resolved job.
-        work: its work numbers.
-        plan: the fragments and when they are due; None before the start.
         versions: for each fragment, the installed version; -1 before the first.
         step_at: for each fragment, the step at which that version was installed. Progress since
             then is a difference, so a step updates no counter per fragment.
         tokens_at: for each fragment, the token count at which that version was installed.
-        tokens: the tokens that it has trained on.
-        spent: how it spent its time.
         joined_at: when it was first linked to a syncer, in seconds; from then on its time counts.
         incoming: the global fragments that will be installed at the next step boundary.
-        compression: what it remembers in order to send and receive compressed differences.
-        answers: pulls that are being answered, by work number.
-        running: the step that is running; None if there is none.
-        step: the last finished step.
         corrupt: how many of its steps had two results when they were run twice.
         empty: how many of its batches had no tokens.
         busy: the call in which its worker has been for long, and for how long then.
         cursor: the position of its data stream after that.
-        counters: those of the task's state after that.
-        step_s: the duration of its steps.
-        host: the handle of the copy of all parameters, if it copies all of them after each step.
-        copies: the host copies of fragments; None if it copies all parameters instead.
-        lockstep: where it is in the schedule, with ``sync.blocking``; None without.
-        late: what it contributed last, with ``sync.late`` "carry".
         linked: the syncers, each with whether it is linked; the first one leads. Empty before the
             start.
-        relay: the relay of its site; empty if it has none.
         relayed: whether that is linked.
-        stopping: why it stops; None if it does not.
         leaving: it stops because its process must exit, and will be started again.
         first: this is the actor's first incarnation, so that no batch of its shard is used.
-        name: its name.
-        data: the data shards that it draws from, with ``job.shards``.
-        recovery: the state that it receives from a donor.
         installing: the work number of the installation of that state; 0 if there is none.
-        lending: the state that it gives to others.
-        tells: it reports what its last step brought, and tells its worker the global step.
         brought: what its last step brought, if it tells.
         together: how many steps the worker was asked for at once, the last time.
         span: how many steps there were between the version of a fragment that was installed last
@@ -210,11 +183,9 @@ class Learner(OwnMachine):
 
     @property
     def lead(self) -> str:
-        """The name of the syncer that leads."""
         return self.job.syncer_names()[0]
 
     def status(self, at: float) -> LearnerStatus:
-        """Return the status at ``at`` seconds."""
         running = self.running
         return LearnerStatus(
             step=self.step,
@@ -227,10 +198,6 @@ class Learner(OwnMachine):
         )
 
     def handle(self, at: float, event: Event) -> list[Effect]:
-        """Handle one event at ``at`` seconds; returns the effects to perform, in order.
-
-        Types of events that a learner does not know are ignored.
-        """
         match event:
             # The most frequent ones first.
             case MessageArrived():
@@ -294,7 +261,6 @@ class Learner(OwnMachine):
                 return self._finish("failed", f"{reason}, at batch {self.drawn}", again=True)
 
     def _restored(self, at: float) -> list[Effect]:
-        """Continue from a snapshot, in a job that may have other relays."""
         self.stopping, self.leaving = None, False  # The stop belonged to an earlier run.
         if self.lockstep is not None and self._waits:
             self.lockstep.waits_since = at
@@ -413,7 +379,6 @@ class Learner(OwnMachine):
         return sync.mixing if sync.late == "blend" and self.step and not instead else 0.0
 
     def _take_in(self, at: float, newer: Overwrite) -> list[Effect]:
-        """Have a version installed at the next step boundary, in place of one that waits."""
         waiting = self.incoming.get(newer.fragment)
         self.incoming[newer.fragment] = newer
         dropped: list[Effect] = [] if waiting is None else [Drop(waiting.handle)]
@@ -422,7 +387,6 @@ class Learner(OwnMachine):
 
     @property
     def _waits(self) -> bool:
-        """Whether it waits for a version between two steps."""
         return self.lockstep is not None and self.lockstep.waits_since is not None
 
     def _last(self, fragment: int) -> Overwrite | None:
@@ -433,7 +397,6 @@ class Learner(OwnMachine):
 
     @property
     def standing(self) -> str:
-        """What it waits for before its next step, in words; empty if it trains."""
         if self._waits:
             return "newer parameters of the syncer"
         return "" if self._begun else "the syncer's parameters"
@@ -445,12 +408,10 @@ class Learner(OwnMachine):
 
     @property
     def _shares_data(self) -> bool:
-        """Whether the lead says which data shards it draws from."""
         return self.job.job.shards is not None
 
     @property
     def _has_data(self) -> bool:
-        """Whether it knows what to draw from."""
         return self.data.known or not self._shares_data
 
     def _begin(self, at: float) -> list[Effect]:
@@ -477,7 +438,6 @@ class Learner(OwnMachine):
         return [*effects, *self._install()]
 
     def _install(self) -> list[Effect]:
-        """Install the state once it is complete, and the position in the data is known."""
         if self._begun or not self.recovery.complete or not self._has_data:
             return []
         self.installing = self.work.next()
@@ -520,7 +480,6 @@ class Learner(OwnMachine):
     # Steps.
 
     def _go_on(self, at: float) -> list[Effect]:
-        """Start the next step, unless it must wait for a version."""
         lockstep, plan = self.lockstep, self.plan
         if lockstep is None or plan is None or self.stopping is not None:
             return self._run(at)
@@ -542,7 +501,6 @@ class Learner(OwnMachine):
         return self.lending.between_steps(self.step, tuple(self.versions), self.work)
 
     def _run(self, at: float) -> list[Effect]:
-        """Start the next step with every newer fragment received so far, or stop if asked to."""
         if self.stopping is not None:
             return self._leave()
         overwrites, carries = self._carrying(self._due_now())
@@ -691,7 +649,6 @@ class Learner(OwnMachine):
         return [Drop(previous)] if previous else []
 
     def _report(self) -> list[Effect]:
-        """Send this learner's progress to every connected syncer."""
         said = self._state()
         linked = (syncer for syncer, there in self.linked.items() if there)
         return [Send(syncer, CONTROL, said, key="progress") for syncer in linked]
@@ -771,7 +728,6 @@ class Learner(OwnMachine):
         return Stand(handle, self.step, self.tokens) if handle else None
 
     def _answer_waiting(self) -> list[Effect]:
-        """Answer the pulls that came when their fragments had no host copy."""
         waiting = self.copies.answerable() if self.copies is not None else []
         return [effect for peer, pull in waiting for effect in self._answer(peer, pull)]
 
@@ -788,10 +744,8 @@ class Learner(OwnMachine):
 
     @property
     def drawn(self) -> int:
-        """Number of batches that the worker will have drawn once the running step is done.
-
-        The first step skips the batches of earlier incarnations, so they count from then on.
-        """
+        """Number of batches that the worker will have drawn once the running step is done. The
+        first step skips the batches of earlier incarnations, so they count from then on."""
         steps, _ = self.stands
         return (self.recovery.batches or 0) + steps if steps else 0
 

@@ -1,8 +1,5 @@
-"""The donor side of state recovery: a learner sends its state to a restarted peer (paper 6.1).
-
-This machine is part of the learner machine. The parameters and the optimizer state are copied in
-memory between two steps; the copy is split into pieces and digested while later steps run.
-"""
+"""The donor side of state recovery: a learner sends its state to a restarted peer (paper 6.1). The
+state is copied in memory between two steps; the copy is cut and digested while later steps run."""
 
 from msgspec import Struct
 
@@ -33,8 +30,6 @@ class StateDonor(Struct, forbid_unknown_fields=True):
     """The copy of this learner's state and the requests for its pieces.
 
     Attributes:
-        copy: the copy; None if there is none.
-        asked: requests that wait for the copy.
         cutting: by work number, a piece that is encoded: the message, the handle of the copy and
             that of the piece.
     """
@@ -44,7 +39,6 @@ class StateDonor(Struct, forbid_unknown_fields=True):
     cutting: dict[int, tuple[StatePiece, str, str]] = {}
 
     def held(self) -> int:
-        """Return the number of references to arrays that this machine holds."""
         return (self.copy is not None) + 2 * len(self.cutting)
 
     def wanted(self, at: float, said: StateWanted, work: WorkNumbers) -> list[Effect]:
@@ -57,13 +51,7 @@ class StateDonor(Struct, forbid_unknown_fields=True):
     def between_steps(
         self, step: int, versions: tuple[int, ...], work: WorkNumbers
     ) -> list[Effect]:
-        """Copy the state if a copy is wanted and none exists; called while no step is running.
-
-        Args:
-            step: the last finished step.
-            versions: the installed version of each fragment.
-            work: the machine's work numbers.
-        """
+        """Copy the state if a copy is wanted and none exists; called while no step is running."""
         if not self.asked or self.copy is not None or step == 0:
             return []  # Before the first step this learner has no state to give.
         self.copy = Copy(step, versions, f"state/{step}")
@@ -102,7 +90,6 @@ class StateDonor(Struct, forbid_unknown_fields=True):
         return effects
 
     def encoded(self, event: PieceEncoded, lead: str) -> list[Effect]:
-        """Send a piece that has been encoded, by way of the syncer ``lead``."""
         body, source, out = self.cutting.pop(event.work)
         key = f"state/{body.who}/{body.piece}"
         return [Send(lead, BULK, body, out, key), Drop(source), Drop(out)]

@@ -1,10 +1,6 @@
-"""Recovery of a restarted learner: it fetches a donor's state piece by piece (paper 6.1).
-
-This machine is part of the learner machine. The syncer sends the position in the data and names a
-donor. The pieces of the donor's copy are requested a few at a time, so that they never fill a
-lane; pieces received before a broken link are not requested again. No other actor waits for the
-recovery.
-"""
+"""Recovery of a restarted learner: it fetches a donor's state piece by piece (paper 6.1), a few at
+a time, so that they never fill a lane. Pieces received before a broken link are not requested
+again. No other actor waits for the recovery."""
 
 from typing import Any
 
@@ -27,13 +23,9 @@ class StateRecovery(Struct, forbid_unknown_fields=True):
     Attributes:
         batches: batches of the shard that earlier incarnations consumed; None while unknown.
         cursor: the position of the data stream and the schedules after them; empty if unknown.
-        donor: the learner that the state comes from; empty without a donor.
         own: the snapshot that this learner's own state was loaded from; empty without one.
         copy: the donor's step at which the state was copied; 0 before the first piece.
         versions: for each fragment, the version that was installed at the donor at that step.
-        count: how many pieces the copy has; 0 before the first.
-        pieces: the handles of the pieces that were received.
-        asked: the pieces that were requested and have not been received.
     """
 
     batches: int | None = None
@@ -48,12 +40,10 @@ class StateRecovery(Struct, forbid_unknown_fields=True):
 
     @property
     def complete(self) -> bool:
-        """Whether every piece has been received."""
         return 0 < self.count == len(self.pieces)
 
     @property
     def seen(self) -> dict[str, Any]:
-        """The fields that the log shows for an installed state."""
         return {"from": self.own or self.donor, "copy": self.copy, "batches": self.batches}
 
     def refused(self, reason: str, lead: str) -> list[Effect]:
@@ -62,11 +52,9 @@ class StateRecovery(Struct, forbid_unknown_fields=True):
         return [Send(lead, CONTROL, said)] if self.donor else []
 
     def held(self) -> int:
-        """Return the number of references to arrays that this machine holds."""
         return len(self.pieces)
 
     def handles(self) -> tuple[str, ...]:
-        """Return the handles of the pieces, in the order of the pieces."""
         return tuple(handle for _, handle in sorted(self.pieces.items()))
 
     def bring(self, state: OwnState) -> list[Effect]:
@@ -88,10 +76,8 @@ class StateRecovery(Struct, forbid_unknown_fields=True):
         return effects + self._ask(lead)
 
     def take(self, said: StatePiece, handle: str, lead: str) -> list[Effect]:
-        """Keep a received piece and request the next one.
-
-        Pieces of another donor, without an array, or of more than ``PIECES_MAX`` are ignored.
-        """
+        """Keep a received piece and request the next one; one of another donor, without an array,
+        or of more than ``PIECES_MAX`` is ignored."""
         if said.who != self.donor or not handle or said.pieces > PIECES_MAX:
             return []
         effects: list[Effect] = []
@@ -105,7 +91,6 @@ class StateRecovery(Struct, forbid_unknown_fields=True):
         return effects + self._ask(lead)
 
     def drop(self) -> list[Effect]:
-        """Release every piece, because they are installed or unusable."""
         effects: list[Effect] = [Drop(handle) for handle in self.handles()]
         self.pieces.clear()
         self.asked.clear()

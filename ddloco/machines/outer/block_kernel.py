@@ -1,11 +1,7 @@
-"""The arithmetic of a merge on one block of a tensor.
-
-There are two implementations, which give the same bits: numpy's, here, and a compiled one, which
-reads memory once (``workers.merge_kernel``). Elements are computed in float32, one rounded
-operation after the other, without fused multiply-add. Reductions never call BLAS, whose results may
-depend on the number of threads: a sum of squares runs per lane over the rows in the array's own
-precision, one fixed loop of ``einsum``, and the lanes are then added in float64.
-"""
+"""The arithmetic of a merge on one block of a tensor, by numpy or compiled
+(``workers.merge_kernel``), with the same bits: float32, one rounded operation after the other, no
+fused multiply-add; sums of squares per lane by ``einsum``, then in float64, never by BLAS, whose
+results may depend on threads."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
@@ -23,7 +19,7 @@ class LazyElements(Protocol):
     """Elements of a contribution that are computed where they are read."""
 
     def read(self, start: int = 0) -> F32:
-        """Those from a multiple of ``LANES`` on."""
+        """Elements from ``start`` on, a multiple of ``LANES``."""
         ...
 
 
@@ -32,7 +28,6 @@ Raw: TypeAlias = NDArray[Any] | LazyElements
 
 
 def elements_of(raw: Raw, start: int = 0) -> NDArray[Any]:
-    """Elements as an array, from a multiple of ``LANES`` on."""
     return raw[start:] if isinstance(raw, np.ndarray) else raw.read(start)
 
 
@@ -40,37 +35,27 @@ class BlockKernel(Protocol):
     """What a merge computes on a block; all arrays are flat and of one length."""
 
     def change_squares(self, anchor: F32, raws: Sequence[Raw]) -> list[float]:
-        """For each contribution the sum of squares of ``anchor - raw``."""
+        """The sum of squares of ``anchor - raw`` for each contribution."""
         ...
 
     def weighted_change(
         self, anchor: F32, raws: Sequence[Raw], factors: Sequence[float], out: F32
     ) -> float:
         """Write the sum of ``factor * (anchor - raw)`` to ``out``; returns its sum of squares.
-
-        Factors are rounded to float32. Summed in the order given, from zero.
-        """
+        Factors are rounded to float32. Summed in the order given, from zero."""
         ...
 
     def nesterov(
         self, theta: F32, momentum: F32, rates: tuple[float, float, float], out: tuple[F32, F32]
     ) -> None:
-        """Take one Nesterov step (paper 3.6): b = mu*b + D, theta -= lr*(D + mu*b).
-
-        Args:
-            theta: the parameters, not changed.
-            momentum: b, not changed.
-            rates: (scale, lr, mu); D is ``scale`` times what ``out[0]`` has.
-            out: the first has the direction and becomes the new theta; the second becomes b.
-        """
+        """Take one Nesterov step (paper 3.6): b = mu*b + D, theta -= lr*(D + mu*b), without
+        changing the inputs. ``rates`` are (scale, lr, mu), D is ``scale`` times ``out[0]``, which
+        becomes the new theta; ``out[1]`` becomes b."""
         ...
 
 
 class NumpyKernel:
-    """``BlockKernel`` in numpy: an array operation at a time, for every wire dtype."""
-
     def change_squares(self, anchor: F32, raws: Sequence[Raw]) -> list[float]:
-        """See ``BlockKernel.change_squares``."""
         change = np.empty_like(anchor)
         found: list[float] = []
         with np.errstate(over="ignore", invalid="ignore"):
@@ -82,7 +67,6 @@ class NumpyKernel:
     def weighted_change(
         self, anchor: F32, raws: Sequence[Raw], factors: Sequence[float], out: F32
     ) -> float:
-        """See ``BlockKernel.weighted_change``."""
         change = np.empty_like(anchor)
         out.fill(0.0)
         for raw, factor in zip(raws, factors, strict=True):
@@ -94,7 +78,6 @@ class NumpyKernel:
     def nesterov(
         self, theta: F32, momentum: F32, rates: tuple[float, float, float], out: tuple[F32, F32]
     ) -> None:
-        """See ``BlockKernel.nesterov``."""
         (scale, lr, mu), (delta, momentum_out), scratch = rates, out, np.empty_like(theta)
         if scale != 1.0:
             np.multiply(delta, scale, out=delta)
@@ -124,7 +107,6 @@ def subtract(anchor: F32, raw: NDArray[Any], out: F32) -> None:
 
 
 def square_sum(values: NDArray[Any]) -> float:
-    """The sum of squares: per lane over the rows in the array's own precision, then in float64."""
     whole = values.size // LANES * LANES
     rows = values[:whole].reshape(-1, LANES)
     lanes = np.einsum("ki,ki->i", rows, rows)
@@ -132,5 +114,4 @@ def square_sum(values: NDArray[Any]) -> float:
 
 
 def rest_sum(values: NDArray[Any]) -> float:
-    """The sum of squares of the elements after the last whole row."""
     return float(np.einsum("i,i->", values, values))

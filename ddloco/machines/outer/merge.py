@@ -1,19 +1,16 @@
-"""One merge of one fragment: weights, a merge rule, an outer step (paper 3.4 to 3.6).
+"""One merge of one fragment: weights, a merge rule, an outer step (paper 3.4 to 3.6). It is a pure
+function of the values.
 
 Sign: a contribution's outer gradient is Delta = Theta - theta, and the outer optimizer descends.
-Here Theta is the *anchor*: the global fragment as learners hold it. Where the wire is narrower than
-float32 it is rounded; measured from theta itself, what is rounded off would be a part of every
-outer gradient, and pull theta back to what the wire can hold.
+Theta is the *anchor*, the fragment as learners hold it: measured from theta itself, what a narrow
+wire rounds off would be a part of every outer gradient, and pull theta back.
 
-The result is a pure function of the values. Contributions are sorted by name as UTF-8 bytes, so
-their order of arrival does not matter. A block's arithmetic is that of `block_kernel`, and the sums
-of blocks are added in float64. Blocks are counted from the start of each tensor, so neither its
-adjacent tensors nor the number of threads in `map_chunks` can change its bits.
+Contributions are sorted by name as UTF-8 bytes, blocks are counted from the start of each tensor,
+and their sums are added in float64, so neither the order of arrival nor threads can change the
+bits.
 
-Speed: memory is the bound. Pass one reads the anchor and the M contributions (norms, and the check
-for NaN and Inf). Pass two reads them again and writes the direction. Pass three reads direction,
-state and Theta and writes the results: with Nesterov 2M + 8 in all, in blocks that stay in the
-cache.
+Memory is the bound. Pass one reads the anchor and the M contributions, pass two reads them again
+and writes the direction, pass three reads direction, state and Theta: with Nesterov 2M + 8 in all.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -47,8 +44,6 @@ F64 = NDArray[np.float64]
 
 
 class FindFaults(Protocol):
-    """What finds outliers; see ``outlier_test``."""
-
     def __call__(
         self,
         candidates: Sequence["WeightedFragment"],
@@ -56,11 +51,11 @@ class FindFaults(Protocol):
         faults: Sequence[str],
         /,
     ) -> list[str]:
-        """All faults of contributions that came directly, given their norms."""
+        """Return all faults of contributions that came directly."""
         ...
 
     def fault_of_sum(self, names: Sequence[str], length: float) -> str:
-        """The fault of a relay's sum, given the mean length of what is in it."""
+        """Return the fault of a relay's sum, given the mean length of what is in it."""
         ...
 
 
@@ -86,13 +81,11 @@ _VIEWS = {"float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": "<u2
 
 
 class TensorSegment(NamedTuple):
-    """One tensor of the fragment.
-
-    It is elements `start:stop` of the flat float32 fragment, merged by `rule`. In a contribution's
-    buffer the tensor starts at byte `offset` from the fragment's start, little-endian, in `dtype`.
-    A tensor of `state` is not trained: it becomes what its rule makes of the values, without an
-    outer optimizer, and counts neither for the norm of a contribution nor for its direction.
-    """
+    """One tensor: elements `start:stop` of the flat float32 fragment, merged by `rule`. In a
+    contribution's buffer it starts at byte `offset` from the fragment's start, little-endian, in
+    `dtype`. A tensor of `state` is not trained: it becomes what its rule makes of the values,
+    without an outer optimizer, and counts neither for a contribution's norm nor for its
+    direction."""
 
     start: int
     stop: int
@@ -107,11 +100,11 @@ class FragmentBytes(Protocol):
 
     @property
     def size(self) -> int:
-        """All bytes."""
+        """The number of bytes."""
         ...
 
     def __getitem__(self, span: slice) -> Bytes:
-        """The bytes of a span, which has a start and a stop."""
+        """Return the bytes of a span, which has a start and a stop."""
         ...
 
 
@@ -119,14 +112,13 @@ class LazyFragment:
     """The bytes of a flat float32 fragment, whose elements are computed where they are read."""
 
     size: int
-    """All bytes."""
 
     def __getitem__(self, span: slice) -> Bytes:
-        """See ``FragmentBytes``."""
         return elements_of(self.elements(span.start // 4, span.stop // 4)).view(np.uint8)
 
     def elements(self, start: int, stop: int) -> Raw:
-        """Those of a span in one tensor, lazy if its start is a multiple of ``LANES`` in it."""
+        """Return those of a span in one tensor, lazy if its start is a multiple of ``LANES`` in
+        it."""
         raise NotImplementedError
 
 
@@ -150,12 +142,9 @@ class SummedFragment(NamedTuple):
 
 
 class MergeResult(NamedTuple):
-    """The new fragment, and the contributions.
-
-    `theta` is a new flat float32 array, `state` the new state of the outer optimizer. `accepted`,
-    `weights` (sum 1) are parallel, and so are `norms` (l2 of the change of the fragment's
-    parameters) where there are no sums; `refused` holds (name, reason).
-    """
+    """The new fragment, and the contributions: `accepted` and `weights` (sum 1) are parallel, and
+    so are `norms` (l2 of the change of the fragment's parameters) where there are no sums;
+    `refused` holds (name, reason)."""
 
     theta: F32
     state: State
@@ -188,7 +177,6 @@ class MergeInput(NamedTuple):
 
 
 def fragment_segments(plan: FragmentPlan, p: int, outer: Outer) -> tuple[TensorSegment, ...]:
-    """Return the segments of fragment p of `plan`."""
     first = plan.fragment_slice(p)[0]
     segments: list[TensorSegment] = []
     start = 0
@@ -217,30 +205,13 @@ def merge_fragment(
     out: F32 | None = None,
     sums: Sequence[SummedFragment] = (),
 ) -> MergeResult:
-    """Merge the contributions to one fragment and take one outer step.
-
-    Args:
-        theta: the fragment's global parameters, flat float32.
-        state: the outer optimizer's state; before the first merge `zero_state`.
-        contributions: in any order, with distinct names. NaN, Inf, a change beyond float32,
-            an invalid weight or too few bytes have one rejected as a whole before the sum.
-        segments: the tensors, which tile theta in order.
-        outer: the outer optimizer and its settings; the rules are those of the segments.
-        map_chunks: `map`, or a thread pool's `map`; it does not affect the result.
-        anchor: theta as the learners hold it, None if that is theta itself; see the module.
-        outlier_test: returns all faults, given candidates, norms and faults; see `outlier_test`.
-        adopt: replace theta, which was lost, by what the rules make of the contributions' values.
-        kernel: the arithmetic, numpy's by default; it does not affect the result.
-        out: where the new theta is written, flat float32; by default a new array.
-        sums: contributions that relays have summed and tested, added after the others, in order.
-            One that cannot be merged has all of its contributions rejected.
-
-    Returns:
-        The new fragment; copies of theta and state if nothing is accepted or all weights are 0.
-
-    Raises:
-        ValueError: two contributions have the same name, which the caller must prevent.
-    """
+    """Merge the contributions to one fragment, in any order, and take one outer step. A
+    contribution with NaN, Inf, a change beyond float32, an invalid weight or too few bytes is
+    rejected as a whole, and so are all of a sum that cannot be merged. ``anchor`` is theta as the
+    learners hold it; with ``adopt`` theta, which was lost, is replaced by what the rules make of
+    the values. ``map_chunks`` and ``kernel`` do not affect the result. Returns copies of theta and
+    state if nothing is accepted or all weights are 0. Raises ``ValueError`` if two contributions
+    have the same name, which the caller must prevent."""
     _check_state(state, theta, outer)
     if adopt:
         assert not sums, "a relay measures from the syncer's version"
@@ -267,7 +238,6 @@ def _members(
     weights: Sequence[float],
     sums: Sequence[tuple[SummedFragment, float]],
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """The names of all merged contributions, in order, and their weights, which add up to 1."""
     taken = [(each.name, weight) for each, weight in zip(accepted, weights, strict=True)]
     for each, part in sums:
         whole = sum(each.weights) or 1.0
@@ -375,7 +345,6 @@ def _admit(
 
 
 def sorted_by_name(refused: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Rejected contributions with their reasons, by name."""
     return tuple(sorted(refused, key=lambda pair: pair[0].encode()))
 
 
@@ -590,7 +559,6 @@ def _finish_chunk(
 
 
 def _blocks(chunk: Chunk) -> Iterable[slice]:
-    """Yield each block as a slice of the fragment."""
     for start in range(chunk.start, chunk.stop, BLOCK_ELEMENTS):
         yield slice(start, min(start + BLOCK_ELEMENTS, chunk.stop))
 

@@ -1,19 +1,14 @@
-"""The outlier test: compares the norms and directions of a merge's contributions with bands.
+"""The outlier test: compares the norms and directions of a merge's contributions with bands. It is
+a pure function of the values, without BLAS, whose results may depend on the number of threads. A
+norm is that of the whole change. A direction is computed from runs of 16 elements, one cache line,
+spread evenly: enough to detect a flipped sign (the cosine of two random vectors of n elements is
+about 1 / sqrt(n)), at a hundredth of the merge's cost.
 
-It is a pure function of the values. A norm is that of the whole change, anchor - contribution, from
-the merge's first pass. A direction is computed from a sample: runs of 16 elements, one cache line,
-evenly spread over every tensor. That is enough to detect a flipped sign, which chance cannot
-produce (the cosine of two random vectors of n elements is about 1 / sqrt(n)), at a hundredth of the
-merge's cost. Sums are plain `einsum` and additions row by row in float64, without BLAS, whose
-results may depend on the number of threads.
-
-The reference of a direction depends on the number of contributions. With three or more it is the
-majority: each contribution is compared with the sum of the others' unit vectors, so norms and
-weights do not matter; if the others do not agree among themselves either, none is rejected. With
-two, both have the same cosine, and the outer optimizer's usual direction, such as its momentum,
-decides which one is flipped; if it agrees with both or with neither, or the optimizer has none,
-both are accepted. With one there is no test: that direction alone cannot distinguish a flipped sign
-from an outer step that overshot, after which all learners turn.
+With three or more contributions each is compared with the sum of the others' unit vectors; if the
+others do not agree among themselves, none is rejected. With two, the outer optimizer's usual
+direction decides which one is flipped; if it agrees with both or with neither, or there is none,
+both are accepted. With one there is no test: a flipped sign looks like an outer step that overshot,
+after which all learners turn.
 
 Errors that change neither norm nor direction are not detected: a bit in a mantissa, an exponent bit
 that makes one number among millions smaller, a sign in one tensor of many, errors of the majority.
@@ -49,20 +44,10 @@ MAJORITY = 3
 
 
 class OutlierTest:
-    """Measures the contributions of one merge and decides which ones are rejected.
-
-    Args:
-        work: the merge, or the sum for one, which contains the usual values.
-        theta: the global fragment, flat float32.
-        usual: the outer optimizer's usual direction, flat float32; None if it has none. Zeros, as
-            before the first merge, are none.
-        segments: the tensors, as for the merge itself; some of them are parameters.
-        anchor: what changes are measured from, as for the merge itself; None if that is theta.
-
-    Attributes:
-        measured: norm and cosine of every finite contribution, once called.
-        sampled: number of elements in the sample.
-    """
+    """Measures the contributions of one merge and decides which ones are rejected. ``usual`` is the
+    outer optimizer's usual direction; zeros, as before the first merge, are none. Changes are
+    measured from ``anchor``; None if that is theta. Once called, ``measured`` has norm and cosine
+    of every finite contribution."""
 
     def __init__(
         self,
@@ -88,7 +73,6 @@ class OutlierTest:
     def __call__(
         self, candidates: Sequence[WeightedFragment], norms: Sequence[float], faults: Sequence[str]
     ) -> list[str]:
-        """The faults of all candidates: the given ones, and those found here."""
         found = list(faults)
         sound = [i for i, fault in enumerate(faults) if not fault]
         usual = self._usual(candidates, norms, sound)
@@ -120,7 +104,6 @@ class OutlierTest:
         return _length(step) * sqrt(self._size / max(step.size, 1))
 
     def _is_level(self, candidate: WeightedFragment) -> bool:
-        """Whether a contribution was trained from the version that it is merged into."""
         return self._shares[candidate.name].moved == 0.0
 
     def _usual(

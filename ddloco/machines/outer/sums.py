@@ -1,13 +1,10 @@
-"""What a relay makes of its learners' contributions: one sum, which is merged as they would be.
-
-For each tensor a merge needs two weighted means of the contributions: that of their directions,
-which are what the merge rule adds (unit vectors of their changes in radial-directional averaging,
-the changes themselves in an average), and that of their lengths (paper 3.5, App. D.2). Both are
-additive, so a relay sends them for all of its learners together. Weights are relative to the sum of
-those that are in it, which the syncer knows.
+"""What a relay makes of its learners' contributions: one sum, which is merged as they would be. For
+each tensor it has the two weighted means that a merge needs, of the directions that the merge rule
+adds and of their lengths (paper 3.5, App. D.2). Both are additive; weights are relative to the sum
+of those in it, which the syncer knows.
 
 Outliers are judged by the relay, among the contributions that it has. Of two with opposite
-directions it cannot tell which one is wrong, because it has no optimizer; it accepts both.
+directions it accepts both: it has no optimizer to tell which one is wrong.
 """
 
 from collections.abc import Sequence
@@ -33,14 +30,8 @@ from ddloco.machines.outer.merge_rules.table import MERGE_RULES
 
 
 class ContributionsTotal(NamedTuple):
-    """Contributions summed for a merge.
-
-    Attributes:
-        directions: for each tensor the weighted mean of their directions, flat float32.
-        lengths: for each tensor that of their lengths.
-        accepted: their names, in order.
-        refused: (name, reason) of those that are left out, in order.
-    """
+    """Contributions summed for a merge: for each tensor the weighted mean of their directions, flat
+    float32, and that of their lengths; ``refused`` holds (name, reason)."""
 
     directions: F32
     lengths: tuple[float, ...]
@@ -57,22 +48,9 @@ def sum_contributions(
     outlier_test: FindFaults | None = None,
     kernel: BlockKernel = NUMPY,
 ) -> ContributionsTotal:
-    """Sum contributions to one fragment; see ``merge_fragment`` for what is rejected.
-
-    Args:
-        anchor: the global fragment as the learners hold it, flat float32.
-        contributions: in any order, with distinct names.
-        segments: the tensors, which tile the anchor in order; no rule of theirs is the median.
-        map_chunks: `map`, or a thread pool's `map`; it does not affect the result.
-        outlier_test: see ``merge_fragment``.
-        kernel: the arithmetic; it does not affect the result.
-
-    Returns:
-        The sum; zeros if nothing is accepted, or all weights are 0.
-
-    Raises:
-        ValueError: two contributions have the same name.
-    """
+    """Sum contributions to one fragment, in any order; see ``merge_fragment`` for what is rejected.
+    No rule of the segments is the median. The sum is zero if nothing is accepted, or all weights
+    are 0. Raises ``ValueError`` if two have the same name."""
     work = MergeInput(
         anchor, anchor, segments, chunks_of(anchor.size, segments), map_chunks, kernel
     )

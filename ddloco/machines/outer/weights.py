@@ -6,10 +6,8 @@ from ddloco.job.config import WeightRule
 
 
 def merge_weight(tokens: int, steps: int, rule: WeightRule = "rate") -> float:
-    """Return the weight of a contribution of so many tokens and steps; 0 without steps.
-
-    By default it is w = tokens * (tokens / steps), quantity times quality (paper 3.4).
-    """
+    """Return the weight of a contribution of so many tokens and steps; 0 without steps. By default
+    it is w = tokens * (tokens / steps), quantity times quality (paper 3.4)."""
     assert min(tokens, steps) >= 0, "both are counted up from zero"
     if not steps:
         return 0.0
@@ -19,11 +17,9 @@ def merge_weight(tokens: int, steps: int, rule: WeightRule = "rate") -> float:
 
 
 def usual_norm(known: Sequence[tuple[float, int]], steps: int) -> float:
-    """The usual norm after ``steps`` steps, from known pairs (norm, steps); 0 if none are known.
-
-    A norm grows at most in proportion to the steps. For fewer steps it is not scaled down, because
-    around an optimum the norm does not shrink with them.
-    """
+    """The usual norm after ``steps`` steps, from known pairs (norm, steps); 0 if none are known. A
+    norm grows at most in proportion to the steps. For fewer steps it is not scaled down, because
+    around an optimum the norm does not shrink with them."""
     if not known:
         return 0.0
     return lower_median([norm * max(1.0, steps / max(taken, 1)) for norm, taken in known])

@@ -1,13 +1,7 @@
-"""The relay machine: an actor between the learners of a site and the syncers.
-
-Learners send a relay the payloads of their contributions, and tell the syncer about them; the
-syncer decides which ones it merges, and asks the relay for their sum. So what is merged, and how
-often, is decided and recorded by the syncer alone, with or without relays. Fragments come the other
-way: the syncer sends one message with the names of learners, and the relay sends it on.
-
-A relay leaves out what is not finite or an outlier within its site, and decides nothing else. If it
-dies, what it had is not merged, and its learners are asked again without it.
-"""
+"""The relay machine: an actor between the learners of a site and the syncers. Learners send it
+their payloads and tell the syncer about them; what is merged, and how often, is decided and
+recorded by the syncer alone. A relay leaves out only what is not finite or an outlier. If it dies,
+its learners are asked again without it."""
 
 from typing import Any
 
@@ -92,8 +86,8 @@ class Sum(Struct, forbid_unknown_fields=True):
 
 
 class Decoding(Struct, frozen=True):
-    """A version that is being made from a compressed difference, with the handles of the version
-    before, the difference and the result."""
+    """A version that is being made from a compressed difference: the handles of the version before,
+    the difference and the result."""
 
     fragment: int
     version: int
@@ -102,7 +96,6 @@ class Decoding(Struct, frozen=True):
     out: str
 
     def handles(self) -> tuple[str, ...]:
-        """Return the handles that are held while it is made."""
         return self.base, self.source, self.out
 
 
@@ -110,18 +103,9 @@ class Relay(OwnMachine):
     """The state machine of one relay.
 
     Attributes:
-        job: the resolved job.
-        name: its name.
-        work: its work numbers.
-        plan: the fragments; None before the start.
-        syncers: the syncers, each with whether it is linked. Empty before the start.
         learners: the linked learners, each with the number of its link.
         links: the links of learners so far.
         newest: for each learner, the highest known incarnation number.
-        held: for each fragment, the newest version.
-        arrived: by learner and fragment, its newest contribution.
-        sums: the sums that are asked for, by fragment.
-        decoding: the versions that are being made, by work number.
     """
 
     job: Job
@@ -138,7 +122,6 @@ class Relay(OwnMachine):
     decoding: dict[int, Decoding] = {}
 
     def handle(self, at: float, event: Event) -> list[Effect]:
-        """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
         match event:
             case MessageArrived():
                 return self._message(at, event)
@@ -169,7 +152,6 @@ class Relay(OwnMachine):
                 return []
 
     def references(self) -> int:
-        """Return the number of references to arrays that this machine holds."""
         held = sum(bool(each.handle) for each in self.held)
         arrived = sum(len(each) for each in self.arrived.values())
         decoding = sum(len(each.handles()) for each in self.decoding.values())
@@ -207,7 +189,6 @@ class Relay(OwnMachine):
                 return []
 
     def _owns(self, peer: str, fragment: int) -> bool:
-        """Whether a peer is the syncer of a fragment."""
         return fragment < len(self.held) and self.job.syncer_of(fragment) == peer
 
     # Links.
@@ -251,7 +232,6 @@ class Relay(OwnMachine):
         return [seen, *self._report(), *self._complete()]
 
     def _report(self) -> list[Effect]:
-        """Tell every linked syncer what this relay holds, and whom it reaches."""
         return [self._told(syncer) for syncer, linked in self.syncers.items() if linked]
 
     def _told(self, syncer: str) -> Send[RelayReport]:
@@ -286,7 +266,6 @@ class Relay(OwnMachine):
         return [*effects, *kept, DecodeFragment(work, p, held.handle, handle, out)]
 
     def _send_held(self, said: Spread) -> list[Effect]:
-        """Send a learner fragments that it lacks and that are here."""
         spents = (UNSET,) * len(said.fragments) if said.spents is UNSET else said.spents
         asked = zip(said.fragments, said.versions, spents, strict=False)
         found = [(p, spent) for p, version, spent in asked if self._holds(p, version)]
@@ -361,12 +340,10 @@ class Relay(OwnMachine):
         )
 
     def _of(self, learner: str, said: SumWanted) -> Arrived | None:
-        """The contribution of a learner that a sum is to have; None if it is not here."""
         given = self.arrived.get(learner, {}).get(said.fragment)
         return given if given is not None and given.said.t == said.t else None
 
     def _compute(self, p: int) -> list[Effect]:
-        """Sum what has arrived, without what cannot be summed."""
         wanted = self.sums[p]
         said, held = wanted.said, self.held[p]
         if wanted.work:

@@ -1,8 +1,5 @@
-"""The numbers of a job: goodput, steps, tokens, refusals. Part of the syncer machine.
-
-They are counted here and nowhere else. The log, the live display, trackers, ``status``,
-``status --at``, the report and the simulator show what this says.
-"""
+"""The numbers of a job: goodput, steps, tokens, refusals. They are counted here and nowhere else:
+the log, displays, trackers, ``status``, the report and the simulator show what this says."""
 
 from msgspec import Struct, field
 from msgspec.structs import astuple
@@ -33,12 +30,10 @@ class Totals(Struct, frozen=True):
     spent: TimeSpent = TimeSpent()
 
     def plus(self, other: "Totals") -> "Totals":
-        """Return the sums."""
         steps, tokens = self.steps + other.steps, self.tokens + other.tokens
         return Totals(steps, tokens, self.spent + other.spent)
 
     def minus(self, other: "Totals") -> "Totals":
-        """Return the differences."""
         steps, tokens = self.steps - other.steps, self.tokens - other.tokens
         return Totals(steps, tokens, self.spent - other.spent)
 
@@ -52,11 +47,9 @@ class Fate(Struct, forbid_unknown_fields=True):
     """What became of a learner's contributions.
 
     Attributes:
-        merged: how many are in a merge.
         refused: how many were refused for what they are.
         late: how many came after their sync was closed.
         in_row: how many have been refused since the last one that was merged.
-        reason: why the last one was refused.
     """
 
     merged: int = 0
@@ -78,7 +71,6 @@ class Fate(Struct, forbid_unknown_fields=True):
         return times > 0 and not rest and not times & (times - 1)
 
     def words(self, merges: int) -> str:
-        """Return this in words, of a job of so many merges."""
         turned = f"refused {self.refused} times, because {self.reason}" if self.refused else ""
         late = f"late {self.late} times" if self.late else ""
         said = "; ".join(filter(None, (turned, late)))
@@ -89,7 +81,6 @@ class Accounts(Struct, forbid_unknown_fields=True):
     """Counts what learners report and what becomes of it, since this syncer started.
 
     Attributes:
-        joined: for each learner, without its incarnation, the time at which it first joined.
         first: for the newest incarnation of each learner, by that, what it had done before it
             joined this syncer.
         newest: the same as of its last report.
@@ -98,7 +89,6 @@ class Accounts(Struct, forbid_unknown_fields=True):
         refused: contributions that were refused; late ones are not among them.
         late: contributions that were not there when their sync was closed and merged.
         restarted: whether an earlier incarnation of this syncer has counted, which is not in here.
-        fates: what became of the contributions of each learner, without its incarnation.
         intervals: how many intervals between two merges of one fragment were counted, and the sum
             of their inner steps, each those of the median learner.
         merged_at: the global step of the newest merge of that fragment, and the step of each
@@ -118,7 +108,6 @@ class Accounts(Struct, forbid_unknown_fields=True):
     merged_at: tuple[int, dict[str, int]] = 0, {}
 
     def fate(self, incarnation: str) -> Fate:
-        """Return what became of a learner's contributions, to be changed."""
         return self.fates.setdefault(actor_of(incarnation), Fate())
 
     def refuse(self, incarnation: str, reason: str) -> Fate:
@@ -132,7 +121,6 @@ class Accounts(Struct, forbid_unknown_fields=True):
         return fate
 
     def use(self, incarnation: str) -> None:
-        """A contribution was merged."""
         fate = self.fate(incarnation)
         fate.merged, fate.in_row = fate.merged + 1, 0
 
@@ -147,7 +135,6 @@ class Accounts(Struct, forbid_unknown_fields=True):
             self.intervals = count + 1, total + median * interval / (t - before_t)
 
     def disregarded(self, merges: int) -> dict[str, str]:
-        """Return whose work is of no use to the job, by name, in words; see ``Fate``."""
         found = sorted(pair for pair in self.fates.items() if pair[1].is_disregarded)
         return {actor: fate.words(merges) for actor, fate in found}
 
@@ -165,32 +152,23 @@ class Accounts(Struct, forbid_unknown_fields=True):
                 self.former = self.former.plus(self.newest.pop(other).minus(self.first.pop(other)))
 
     def report(self, incarnation: str, progress: Progress) -> None:
-        """A learner has reported. The first report is what it did before it joined: it sends one
-        when the link is established."""
+        """Note a report. The first one is what the learner did before it joined: it sends one when
+        the link is established."""
         totals = Totals(progress.step, progress.trained, plausible(progress.spent))
         self.first.setdefault(incarnation, totals)
         self.newest[incarnation] = totals
 
     def merge(self, fragment: int, tokens: int, late: int = 0) -> None:
-        """Tokens were merged into a fragment, by this incarnation or an earlier one; ``late`` of
+        """Count tokens merged into a fragment, by this incarnation or an earlier one; ``late`` of
         the learners that were pulled had not answered."""
         self.late += late
         self.merged[fragment] = self.merged.get(fragment, 0) + tokens
 
     def numbers(self, at: float, *, live: int, quorum: int, merges: int, fragments: int) -> Numbers:
-        """Return the numbers at ``at`` seconds.
-
-        Goodput is the share of the learners' time, from when each first joined, that was spent
-        computing finished steps. Only merged steps are useful: it is unknown before the first
-        merge, and 0 while fewer learners than the quorum are connected.
-
-        Args:
-            at: the time.
-            live: how many learners are connected.
-            quorum: how many a sync waits for.
-            merges: merges so far.
-            fragments: the fragments of this syncer, over which merged tokens are averaged.
-        """
+        """Return the numbers at ``at`` seconds. Goodput is the share of the learners' time, from
+        when each first joined, that was spent computing finished steps. Only merged steps are
+        useful: it is unknown before the first merge, and 0 while fewer learners than the quorum are
+        connected. Merged tokens are averaged over ``fragments``."""
         counted, total = self.intervals
         done = self.former
         for incarnation, newest in self.newest.items():

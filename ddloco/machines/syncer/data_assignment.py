@@ -12,20 +12,9 @@ def assign(
     owners: Sequence[str], sharing: Sequence[str], present: Collection[str], learners: Sequence[str]
 ) -> list[str]:
     """Give each data shard an owner: balanced within one shard, with as few moves as possible.
-
-    Shards of owners that do not share are free, and go to those who have the fewest. Then shards
-    move one by one from who has the most to who has the fewest. A learner gets the shards that it
-    had at the beginning before others.
-
-    Args:
-        owners: by shard, its owner so far.
-        sharing: the learners that keep or get shards, in their order.
-        present: those of them that can be given shards now; if there are none, nothing changes.
-        learners: all learners of the job, in their order.
-
-    Returns:
-        By shard, its owner.
-    """
+    Shards of owners that do not share go to those who have the fewest; then shards move one by one
+    from who has the most to who has the fewest. A learner gets the shards that it had at the
+    beginning before others. If nobody that shares is present, nothing changes."""
     found, receivers = list(owners), [each for each in sharing if each in present]
     if not receivers:
         return found

@@ -1,16 +1,14 @@
-"""Who draws from which data shard, in a job with ``job.shards``. Part of the leading syncer.
+"""Who draws from which data shard, in a job with ``job.shards``, as the leading syncer decides.
 
-Each shard has an *owner*, the learner whose it is, and a *drawer*, the incarnation that draws from
-it or may still draw. A learner that is gone for good (``elastic.gone_s`` seconds without a word)
-loses its shards to the others, and when learners come, shards move to them. A shard that moves
-between two living learners has no new drawer before the old one has reported that it draws no more,
-so none of its batches is used twice. A learner that is gone, or an incarnation that was replaced,
-is not waited for: what it has used since its last report is used again.
+Each shard has an *owner*, whose it is, and a *drawer*, the incarnation that draws from it or may
+still draw. A shard that moves between two living learners has no new drawer before the old one has
+reported that it draws no more, so none of its batches is used twice. A learner that is gone for
+good (``elastic.gone_s`` seconds without a word), or an incarnation that was replaced, is not waited
+for: what it has used since its last report is used again.
 
 Numbers of messages grow, over restarts of the syncer too: the upper digits are its incarnation. The
-*term* of a shard is the number of the message that gave it to its drawer, so a report of somebody
-who had it before is told apart. A restarted syncer knows the terms of its last merges, and believes
-a learner that reports a later one of an earlier syncer.
+*term* of a shard is the number of the message that gave it to its drawer, which tells apart reports
+of somebody who had it before.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,11 +40,9 @@ class DataShard(Struct, forbid_unknown_fields=True):
     """One part of the data.
 
     Attributes:
-        owner: the learner whose it is.
-        drawer: the incarnation that draws from it, or was the last one that did; empty if there
-            was none, or if that has given it back or was replaced.
+        drawer: the incarnation that draws from it, or was the last one that did; empty if there was
+            none, or if that has given it back or was replaced.
         bound: the drawer may draw, so nobody else may.
-        term: the number of the message that gave it to the drawer.
         asked: the number of the message by which the drawer shall give it back; 0 if it shall not.
         batches: how many of its batches were used, as was reported.
         cursor: the position of its stream after them; empty if unknown.
@@ -87,9 +83,6 @@ class DataRoster(Struct, forbid_unknown_fields=True):
     Attributes:
         learners: all learners of the job, in their order; empty in a job without ``job.shards``,
             where each learner has a shard of its own.
-        gone_s: after so many seconds without a word a learner is gone for good.
-        shards: the data shards, by number.
-        number: of the newest message.
         heard: for each learner that is not gone, when it was last there, in seconds.
         leaving: the learners that were asked to leave for good.
         moving: the shards whose drawers shall give them back.
@@ -157,7 +150,7 @@ class DataRoster(Struct, forbid_unknown_fields=True):
             self.learners, self.gone_s, self.changed = learners, gone_s, True
 
     def joined(self, at: float, member: Member) -> None:
-        """A learner has a new link. Earlier incarnations of it draw no more."""
+        """Note the new link of a learner, whose earlier incarnations draw no more."""
         if not self.shards:
             return
         self.heard[actor_of(member.incarnation)] = at
@@ -185,7 +178,6 @@ class DataRoster(Struct, forbid_unknown_fields=True):
             self._forget(who)
 
     def report(self, at: float, member: Member, progress: Progress) -> None:
-        """Take a learner's report of where it is in its shards."""
         if not self.shards:
             return
         incarnation, actor = member.incarnation, actor_of(member.incarnation)
@@ -221,7 +213,6 @@ class DataRoster(Struct, forbid_unknown_fields=True):
         self.moving.pop(index, None)
 
     def _owes(self, member: Member, progress: Progress) -> bool:
-        """Whether a learner still reports what it gave back, although that is known."""
         told = self.told.get(member.peer)
         return bool(progress.returned) and told is not None and progress.follows >= told.number
 
@@ -233,7 +224,6 @@ class DataRoster(Struct, forbid_unknown_fields=True):
     # What follows.
 
     def look(self, at: float, members: Iterable[Member]) -> list[Effect]:
-        """Find out who is gone, and when to look again."""
         linked = {actor_of(each.incarnation): each for each in members}
         gone = [
             who
@@ -260,7 +250,6 @@ class DataRoster(Struct, forbid_unknown_fields=True):
         return lost
 
     def _patience_s(self, member: Member | None) -> float:
-        """How long a learner may be silent, in seconds, before it is gone."""
         if member is None:
             return self.gone_s
         if not member.report_s:
@@ -302,7 +291,6 @@ class DataRoster(Struct, forbid_unknown_fields=True):
         return effects
 
     def _tell(self, member: Member, drawn: Sequence[int], number: int) -> list[Effect]:
-        """Tell a learner what it draws from, unless it was told that before."""
         told, progress = self.told.get(member.peer), member.progress
         assert progress is not None, "a learner that has reported"
         held = [(index, self.shards[index]) for index in drawn]
@@ -325,7 +313,6 @@ class DataRoster(Struct, forbid_unknown_fields=True):
 def new_roster(
     learners: tuple[str, ...], shards: int | None, gone_s: float, number: int
 ) -> DataRoster:
-    """The roster of a leading syncer's incarnation ``number``, before anybody is heard."""
     if shards is None:
         return DataRoster()
     parts = [DataShard(home_of(index, learners)) for index in range(shards)]

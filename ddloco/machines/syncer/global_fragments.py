@@ -13,12 +13,10 @@ from transport import BULK, Drop, Effect, Keep, Send
 
 
 class Global(Struct, forbid_unknown_fields=True):
-    """The newest version of a global fragment, with the handles of its arrays.
-
-    Where it is sent as a compressed difference, that is under ``difference`` and is to version
-    ``base``. Learners then hold what is under ``held``, which is not quite the same as ``wire``;
-    None if the version is of an earlier incarnation: then learners may hold either of the two.
-    """
+    """The newest version of a global fragment, with the handles of its arrays. Sent as a compressed
+    difference, it is under ``difference``, to version ``base``, and learners hold what is under
+    ``held``, not quite ``wire``; None if it is of an earlier incarnation, then they may hold either
+    of the two."""
 
     version: int
     theta: str
@@ -42,9 +40,7 @@ class Recipient(NamedTuple):
     """A learner that is sent global fragments.
 
     Attributes:
-        member: the learner.
         merged: for each fragment, the base version of its last merged contribution.
-        compress: the job's ``[compress]``.
     """
 
     member: Member
@@ -56,10 +52,8 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
     """The global fragments of one syncer; made by ``initial_globals``.
 
     Attributes:
-        owned: the fragments that this syncer owns.
         lag: the most global steps that a contribution's base version may be behind the newest.
         versions: for each fragment, the newest version; -1 if another syncer owns the fragment.
-        newest_of: the newest version of each owned fragment.
         past: for each owned fragment, the handles of the parameters of older versions, to which
             compressed contributions may be differences.
         merged_here: the fragments that this incarnation has merged.
@@ -78,7 +72,6 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
 
     @property
     def merged(self) -> bool:
-        """Whether every fragment of this syncer has been merged at least once."""
         return all(each.version > 0 for each in self.newest_of.values())
 
     def __getitem__(self, fragment: int) -> Global:
@@ -88,19 +81,15 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
         return len(self.versions)
 
     def recover(self, fragment: int, version: int) -> None:
-        """Take over a version that an earlier incarnation saved.
-
-        Learners that already have this version may hold what a compressed difference made of it.
-        """
+        """Take over a version that an earlier incarnation saved. Learners that already have it may
+        hold what a compressed difference made of it."""
         self.newest_of[fragment] = Global(version, *names(fragment, version))
         self.versions = self._versions()
 
     def newest(self, fragment: int, held: int) -> int:
-        """Return the newest version of ``fragment`` that may exist if a learner reports ``held``.
-
-        Until this incarnation has merged the fragment, a learner's report counts as much as the
-        saved version, which may be missing or older.
-        """
+        """Return the newest version of ``fragment`` that may exist if a learner reports ``held``:
+        until this incarnation has merged it, a report counts as much as the saved version, which
+        may be missing or older."""
         mine = self.newest_of[fragment].version
         return mine if fragment in self.merged_here else max(mine, held)
 
@@ -119,7 +108,6 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
         return self.replace(fragment, newer, compress)
 
     def replace(self, fragment: int, newer: Global, compress: Compress) -> list[Effect]:
-        """Replace the version of a fragment and release the arrays of the older one."""
         older, self.newest_of[fragment] = self.newest_of[fragment], newer
         assert newer.version > older.version, "versions only grow"
         self.versions = self._versions()
@@ -133,20 +121,18 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
         return [Drop(handle) for handle in dropped]
 
     def anchor(self, fragment: int, version: int) -> str:
-        """Return the handle of the parameters of a version; empty if this syncer lacks them."""
+        """Return the handle of a version's parameters; empty if this syncer lacks them."""
         mine = self.newest_of[fragment]
         if mine.version == version:
             return mine.theta
         return self.past[fragment].get(version, "")
 
     def keep(self) -> list[Effect]:
-        """Take one reference to every array."""
         return [Keep(handle) for each in self.newest_of.values() for handle in each.handles()]
 
     def tell(
         self, at: float, peer: Recipient, p: int, *, instead: bool = False
     ) -> Send[GlobalFragment]:
-        """Send a learner the newest version of a fragment."""
         member = peer.member
         difference = not instead and self.has_difference(p, peer.compress)
         difference = difference and self.knows_base(member, p)
@@ -156,26 +142,18 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
         return Send(member.peer, BULK, said, handle, f"global/{p}")
 
     def has_difference(self, p: int, compress: Compress) -> bool:
-        """Whether the newest version of a fragment may be sent as a compressed difference."""
         each = self.newest_of[p]
         return bool(each.difference) and each.form == compress.down
 
     def knows_base(self, member: Member, p: int) -> bool:
-        """Whether a learner holds the version that the difference is to.
-
-        A learner that has its parameters from a donor holds a version that it was never sent, and
-        a version that is sent again may have been a difference that was of no use.
-        """
+        """Whether a learner holds the version that the difference is to. One that has its
+        parameters from a donor was never sent it; one that was sent it again may have had no use
+        for a difference."""
         return member.holds(p) == member.sent[p] == self.newest_of[p].base
 
     def said(self, p: int, *, difference: bool, **more: Any) -> tuple[GlobalFragment, str]:
-        """Return the message with the newest version of a fragment, and the handle of its payload.
-
-        Args:
-            p: the fragment.
-            difference: whether it is sent as a difference.
-            more: further fields of the message.
-        """
+        """Return the message with the newest version of a fragment, and the handle of its
+        payload."""
         each = self.newest_of[p]
         if difference:
             said = GlobalFragment(p, each.version, form=each.form, base=each.base, **more)
@@ -183,14 +161,8 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
         return GlobalFragment(p, each.version, **more), each.held or each.wire
 
     def send_replacements(self, at: float, peer: Recipient, p: int, *, whole: bool) -> list[Effect]:
-        """Replace a learner's fragment, which would be refused again, by the global fragment.
-
-        Args:
-            at: the current time, in seconds.
-            peer: the learner.
-            p: the fragment.
-            whole: whether to replace every fragment, so that the learner starts over.
-        """
+        """Replace a learner's fragment, which would be refused again, by the global fragment; with
+        ``whole`` every one, so that the learner starts over."""
         parts = self.owned if whole else (p,)
         return [self.tell(at, peer, each, instead=True) for each in parts]
 
@@ -206,7 +178,6 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
         return self.newest_of[fragment].version - self.lag
 
     def held(self) -> int:
-        """Return the number of references to arrays."""
         past = sum(len(versions) for versions in self.past.values())
         return past + sum(len(each.handles()) for each in self.newest_of.values())
 
@@ -216,7 +187,6 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
         return tuple(mine[p].theta if p in mine else "" for p in range(len(self)))
 
     def finals(self, peer: str) -> list[Effect]:
-        """Send a peer every fragment of this syncer, at its last version."""
         return [
             Send(peer, BULK, GlobalFragment(p, each.version), each.wire, key=f"final/{p}")
             for p, each in self.newest_of.items()
@@ -224,13 +194,6 @@ class GlobalFragments(Struct, forbid_unknown_fields=True):
 
 
 def initial_globals(count: int, owned: Sequence[int], lag: int) -> GlobalFragments:
-    """Return the global fragments before anything is merged.
-
-    Args:
-        count: the number of fragments of the model.
-        owned: the fragments that the syncer owns.
-        lag: see ``GlobalFragments``.
-    """
     versions = tuple(0 if p in owned else -1 for p in range(count))
     newest = {p: _initial(p) for p in owned}
     return GlobalFragments(tuple(owned), lag, versions, newest, past={p: {} for p in owned})
@@ -247,7 +210,6 @@ OUTER = "outer/"
 
 
 def names(fragment: int, t: int) -> tuple[str, str, str]:
-    """Return the handles of the results of a merge: parameters, outer state, payload."""
     return f"theta/{fragment}/{t}", f"{OUTER}{fragment}/{t}", f"wire/{fragment}/{t}"
 
 

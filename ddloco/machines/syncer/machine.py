@@ -1,13 +1,6 @@
-"""The syncer machine (paper: Algorithm 2).
-
-A syncer owns global fragments. For every global step at which a fragment is due, it waits for a
-quorum and a grace window, pulls the fragment from the learners that have trained since, merges the
-contributions that arrive before the deadline, and sends the result to every learner. Several syncs
-are in flight at once, each of a different fragment. A sync does not wait for slow or dead learners.
-
-A job may have several syncers, called *shards*; each owns some of the fragments. The first one
-leads: it ends the job, and evaluates and saves the model. See ``shards``.
-"""
+"""The syncer machine (paper: Algorithm 2). Several syncs are in flight at once, each of a different
+fragment; none waits for slow or dead learners. A job may have several syncers, called *shards*; the
+first one leads: it ends the job, and evaluates and saves the model. See ``shards``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -106,26 +99,16 @@ FRAGMENTS_NAMED_MAX = 8
 
 
 class SyncerPlace(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a syncer knows from its start on.
-
-    Attributes:
-        incarnation: its name with its incarnation number.
-        lead: the name of the syncer that leads, which may be this one.
-        plan: which fragment is due at which global step.
-    """
-
     incarnation: str
     lead: str
     plan: FragmentPlan
 
     @property
     def name(self) -> str:
-        """The syncer's name without its incarnation number."""
         return actor_of(self.incarnation)
 
     @property
     def leads(self) -> bool:
-        """Whether this syncer leads."""
         return self.name == self.lead
 
 
@@ -133,18 +116,12 @@ class Training(Struct, forbid_unknown_fields=True):
     """The state of a syncer that knows its global fragments.
 
     Attributes:
-        rounds: the syncs, the learners and the fragments.
-        relay: the learners that receive a peer's state.
-        shards: the other syncers, if this one leads.
         run: which of the runs of the job this is.
         settled: a merge was done in this run, so that learners of other runs are refused.
         late: the job's last global step was already merged when this incarnation started.
         was_done: an earlier incarnation has ended the job as done, with the whole model saved.
-        ready: the first parameters are made.
-        handed_over: this shard has sent its final fragments to the lead.
         came: the learners, relays and shards that have come to this incarnation, and whether they
             are there, or have left at the job's end or for good.
-        dismissed: the learners that were asked to leave for good.
     """
 
     rounds: Rounds
@@ -164,14 +141,9 @@ class Syncer(OwnMachine):
     """The state machine of one syncer.
 
     Attributes:
-        job: the resolved job.
-        work: its work numbers.
         place: what it knows from its start on; None before that.
         training: its state once it knows its global fragments; None before that.
         stopping: why no more syncs are launched; None while they are.
-        shutdown: the shutdown of the job; None before that.
-        snapshots: when snapshots are taken.
-        standstill: whether merges are done.
         final: the numbers of the job when it began to wind up.
     """
 
@@ -187,12 +159,10 @@ class Syncer(OwnMachine):
 
     @property
     def rounds(self) -> Rounds | None:
-        """The syncs, the learners and the global fragments; None before the first parameters."""
         return self.training.rounds if self.training is not None else None
 
     @property
     def members(self) -> dict[str, Member]:
-        """The connected learners by peer."""
         return self.training.rounds.membership.members if self.training is not None else {}
 
     @property
@@ -210,14 +180,12 @@ class Syncer(OwnMachine):
         return Shared(self.job, self._here.plan, self.work)
 
     def handle(self, at: float, event: Event) -> list[Effect]:
-        """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
         if type(event) is LeaveRequested:
             return self._leave(event.reason)
         effects = self._take(at, event)
         return effects + self._advance(at)
 
     def status(self, at: float) -> SyncerStatus:
-        """Return the status at ``at`` seconds."""
         return status_of(
             at,
             self.rounds,
@@ -229,7 +197,6 @@ class Syncer(OwnMachine):
 
     @property
     def disregarded(self) -> dict[str, str]:
-        """Whose work is of no use to the job, in words; see ``Accounts.disregarded``."""
         rounds = self.rounds
         return rounds.membership.accounts.disregarded(rounds.merges) if rounds is not None else {}
 
@@ -381,10 +348,7 @@ class Syncer(OwnMachine):
     # Start and resume.
 
     def _go_on(self, at: float, run: str) -> list[Effect]:
-        """Continue from a snapshot as run ``run``; a shutdown of the earlier run is cancelled.
-
-        A shutdown that had begun is continued.
-        """
+        """Continue from a snapshot as run ``run``; a shutdown that had begun is continued."""
         training, rounds = self._trained, self._trained.rounds
         training.run, training.settled = run, max(rounds.globals.versions) > 0
         if self.shutdown is None:
@@ -405,11 +369,9 @@ class Syncer(OwnMachine):
         return [Recover(self.work.next())]
 
     def _recovered(self, event: Recovered) -> list[Effect]:
-        """Restore the fragments that an earlier incarnation saved, and initialize the others.
-
-        Syncs that it had launched and not merged are lost; those fragments are due again one
-        interval later.
-        """
+        """Restore the fragments that an earlier incarnation saved, and initialize the others. Syncs
+        that were launched and not merged are lost; their fragments are due again one interval
+        later."""
         rounds = self._rounds_from(event)
         parts, t = rounds.globals, rounds.schedule.t
         self.training = Training(
@@ -435,7 +397,6 @@ class Syncer(OwnMachine):
         return [*effects, MakeParameters(self.work.next(), made)]
 
     def _rounds_from(self, event: Recovered) -> Rounds:
-        """Return the rounds that continue from what an earlier incarnation saved."""
         place = self._here
         parts = range(len(place.plan.fragments))
         owned = owned_by(place.name, self.job.syncer_names(), parts)
@@ -456,13 +417,11 @@ class Syncer(OwnMachine):
         return rounds
 
     def _new_data(self, number: int) -> DataRoster:
-        """Return who draws from which data shard, which the lead decides."""
         job, leads = self.job, self._here.leads
         shards = job.job.shards if leads else None
         return new_roster(job.learner_names(), shards, job.elastic.gone_s, number)
 
     def _other_shards(self, owned: Sequence[int]) -> Shards:
-        """Return what the lead knows of the other shards, which own the other fragments."""
         if not self._here.leads:
             return Shards()
         parts = range(len(self._here.plan.fragments))
@@ -629,7 +588,6 @@ class Syncer(OwnMachine):
         return [seen, *relayed, *given, *rounds.lost(at, peer, self._shared)]
 
     def _advance(self, at: float) -> list[Effect]:
-        """Start whatever the event has made possible: a sync, the shutdown, or the exit."""
         if self.shutdown is not None:
             # The shards hold parts of the model, so they may exit only when it is saved.
             over = self.shutdown.kept
@@ -683,7 +641,6 @@ class Syncer(OwnMachine):
         return []
 
     def _look_for_the_gone(self, at: float) -> list[Effect]:
-        """Give the data shards of learners that are gone for good to others."""
         membership = self._trained.rounds.membership
         members = membership.members.values()
         return [*membership.data.look(at, members), *membership.data.settle(members)]
@@ -730,10 +687,8 @@ class Syncer(OwnMachine):
         return [*effects, *shutdown.begin(whole, saving)]
 
     def _left_out(self) -> str:
-        """Return which fragments were never merged, or not for half of the job; empty if none.
-
-        A job with such a fragment has failed, however many merges the other shards have done.
-        """
+        """Return which fragments were never merged, or not for half of the job; empty if none. A
+        job with such a fragment has failed, however many merges the other shards have done."""
         plan = self._here.plan
         job, t = self.job.job, self._trained.rounds.schedule.t
         steps = job.steps if job.tokens is None else max(t, plan.interval)
@@ -755,16 +710,13 @@ class Syncer(OwnMachine):
         return f"not merged after global step {newest} of {steps}: {self._named(early)}"
 
     def _named(self, fragments: list[int]) -> str:
-        """Return the first of some fragments, and the number of all, as text."""
         which = ", ".join(map(str, fragments[:FRAGMENTS_NAMED_MAX]))
         more = ", ..." if len(fragments) > FRAGMENTS_NAMED_MAX else ""
         return f"fragments {which}{more} of {len(self._trained.rounds.globals.versions)}"
 
     def _hand_over(self, at: float) -> list[Effect]:
-        """Send this shard's final fragments to the lead, which then ends the job.
-
-        A shard that was itself asked to stop does not wait for the lead.
-        """
+        """Send this shard's final fragments to the lead, which then ends the job. A shard that was
+        itself asked to stop does not wait for the lead."""
         effects: list[Effect] = []
         if not self._trained.handed_over:
             self._trained.handed_over = True
@@ -794,11 +746,9 @@ class Syncer(OwnMachine):
         return [name for name, there in came if not there or name in silent]
 
     def _linked_peers(self) -> list[str]:
-        """The linked learners and relays."""
         return [*self.members, *self._trained.rounds.sites.relays]
 
     def _closed(self) -> list[Effect]:
-        """Return the final fragments and the report of this shard, for the lead."""
         return [*self._trained.rounds.globals.finals(self._here.lead), self._report()]
 
     def _report(self) -> Effect:

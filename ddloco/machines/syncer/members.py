@@ -28,27 +28,20 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
     """One connected learner; made by ``new_member``.
 
     Attributes:
-        peer: the name of its link.
-        incarnation: its name with its incarnation number.
         sent: for each fragment, the newest version sent over this link; -1 for none.
         sent_at: for each fragment, the time at which that was sent, in seconds.
         told: for each fragment, the newest version that was sent, with the time and the learner's
             step at its first send.
-        heard_at: the time of its last report, in seconds.
         moved_at: the time at which it last acknowledged more of what was sent to it, in seconds.
-        joined_at: the time at which this link was established, in seconds.
         answer_s: seconds from a pull to the arrival of its answer, the median of the newest.
-        progress: its newest report, None before the first.
         fresh: it has reported a finished step since the last sync was launched (paper 3.3 b), or
             several together, more than were launched since.
-        ahead: the steps that it has done since then, less one if it had reported one step less
-            than the schedule at the launch: learners of one speed finish their steps in turns. Of
-            steps that it takes together, those that were left then count, too.
+        ahead: the steps that it has done since then, less one if it had reported one step less than
+            the schedule at the launch: learners of one speed finish their steps in turns. Of steps
+            that it takes together, those that were left then count, too.
         unanswered: it left a pull unanswered until the deadline and has sent nothing since.
         spoken: the number of its reports and contributions over this link.
         strikes: the number of consecutive contributions that the merge has rejected.
-        first_step: the step of its first report over this link.
-        fastest_s: the shortest step time that it has reported, in seconds.
     """
 
     peer: str
@@ -95,15 +88,13 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
 
     @property
     def stepped(self) -> int:
-        """Steps reported over this link since the first report."""
         return self.progress.step - self.first_step if self.progress is not None else 0
 
     def speak(self) -> None:
-        """Note that it has sent a report or a contribution, so that it may be pulled again."""
+        """Note a report or a contribution, so that it may be pulled again."""
         self.spoken, self.unanswered = self.spoken + 1, False
 
     def report(self, at: float, progress: Progress) -> str | None:
-        """Take a report; returns the problem if the report is invalid, else None."""
         fragments = len(self.sent)
         if not len(progress.versions) == len(progress.steps) == len(progress.tokens) == fragments:
             lengths = sorted({len(progress.versions), len(progress.steps), len(progress.tokens)})
@@ -125,13 +116,11 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
         return None
 
     def launched(self, steps: int) -> None:
-        """Note the launch of a sync ``steps`` global steps after the one before."""
         surplus = self.progress.together - 1 if self.progress is not None else 0
         self.ahead = max(min(self.ahead - steps, surplus), -1)
         self.fresh = self.fresh and self.ahead > 0
 
     def holds(self, fragment: int) -> int:
-        """The version of a fragment that it last reported; -1 before the first report."""
         return self.progress.versions[fragment] if self.progress is not None else -1
 
     def lacks(self, at: float, fragment: int, version: int) -> bool:
@@ -157,25 +146,16 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
         self.sent = [self.holds(p) for p in range(len(self.sent))]
 
     def may_contribute(self, fragment: int, oldest: int, merged: int) -> bool:
-        """Whether a pull would return new training that is neither stale nor already merged.
-
-        A learner that contributed a fragment and still reports the same base version would have
-        the same tokens merged twice; it needs the newest version, not another pull. So does a
-        learner whose version is older than ``oldest``: its difference to the newest version would
-        mostly undo what the others have learned since.
-
-        Args:
-            fragment: the fragment.
-            oldest: the oldest accepted base version.
-            merged: the base version of its last merged contribution; -1 for none.
-        """
+        """Whether a pull would return new training that is neither stale nor already merged. A
+        learner that still reports the version of its last merged contribution (``merged``; -1 for
+        none) would have tokens merged twice. The difference of a version older than ``oldest``
+        would mostly undo what the others have learned since."""
         progress = self.progress
         if progress is None or not progress.steps[fragment]:
             return False
         return progress.versions[fragment] > merged and progress.versions[fragment] >= oldest
 
     def may_be_pulled(self, fragment: int, oldest: int, merged: int) -> bool:
-        """Whether it may contribute, and has spoken since it left a pull unanswered."""
         return not self.unanswered and self.may_contribute(fragment, oldest, merged)
 
     def absence(self, fragment: int, oldest: int, merged: int) -> str | None:
@@ -195,14 +175,7 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
         return None
 
     def objection(self, said: Contribution, version: int, oldest: int, merged: int) -> str | None:
-        """Return why a contribution cannot be merged, or None if it can.
-
-        Args:
-            said: the contribution.
-            version: the newest version of its fragment.
-            oldest: the oldest accepted base version.
-            merged: the base version of its last merged contribution; -1 for none.
-        """
+        """Return why a contribution cannot be merged, or None if it can."""
         if said.base <= merged:
             return f"tokens since version {said.base} are merged already"
         if said.base > version:
@@ -214,13 +187,10 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
         return None
 
     def doubt(self, at: float, said: Contribution, *, carries: bool = False) -> str | None:
-        """Return why the number of steps of a contribution is impossible, or None.
-
-        The steps are compared with the elapsed time and with the learner's own step count. Both
-        limits hold however slow, suspended or partitioned the learner was, because it can train
-        from a version only after that was sent to it; unless it ``carries`` over the steps that it
-        has taken since its contribution to that version.
-        """
+        """Return why the number of steps of a contribution is impossible by the elapsed time or the
+        learner's own step count, or None. Both limits hold however slow or suspended it was: it can
+        train from a version only after that was sent to it, unless it ``carries`` over steps since
+        its contribution to it."""
         version, told_at, told_step = self.told[said.fragment]
         if said.steps > said.step:
             return f"more steps than it has taken: {said.steps} of {said.step}"
@@ -239,6 +209,5 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
 
 
 def new_member(peer: str, incarnation: str, fragments: int, at: float) -> Member:
-    """Return a learner that has joined at ``at`` seconds, in a job of so many fragments."""
     sent, told = [-1] * fragments, [(-1, at, 0)] * fragments
     return Member(peer, incarnation, sent, [at] * fragments, told, at, at, at)

@@ -1,11 +1,7 @@
-"""Membership: the learners that take part in a job. Part of the syncer machine.
-
-No learner is removed for being silent: a learner that is suspended, partitioned or slow is not
-waited for, and takes part again when it sends something. A membership ends when the link is lost,
-or when a newer incarnation of the same learner joins; the older one is then refused permanently.
-Every change increments the *epoch*. The entries of replaced incarnations are removed from the
-vector clocks of all actors, so that clocks do not grow with restarts.
-"""
+"""Membership: the learners that take part in a job. No learner is removed for being silent; a
+membership ends when the link is lost, or a newer incarnation joins and the older one is refused.
+Every change increments the *epoch*. Clocks forget replaced incarnations, so that they do not grow
+with restarts."""
 
 from bisect import bisect
 from collections.abc import Container, Mapping, Sequence
@@ -34,23 +30,18 @@ class Membership(Struct, forbid_unknown_fields=True):
     """The connected learners, and the records that outlive their links.
 
     Attributes:
-        fragments: the number of fragments of the model.
         members: the connected learners by peer, sorted by name as bytes.
         epoch: the number of changes to the set of members.
-        merged: for each incarnation and fragment, the base version of its last merged
-            contribution; -1 for none. It outlives links and syncer restarts, because those tokens
-            must not be merged again.
-        newest: for each actor, the highest known incarnation number.
-        refused: for each incarnation, the number of rejected contributions.
+        merged: for each incarnation and fragment, the base version of its last merged contribution;
+            -1 for none. It outlives links and syncer restarts, because those tokens must not be
+            merged again.
         batches: for each actor, the reported number of batches drawn from its shard.
         cursors: for each actor, a number of batches and the position of its data stream and
             schedules after them; see ``Progress``.
-        counters: the most batches that a learner has reported, and the counters of the task's
-            state that it had then.
+        counters: the most batches that a learner has reported, and the counters of the task's state
+            that it had then.
         reasons: for each incarnation, why its last rejected contribution was rejected; the newest
             is the last.
-        accounts: what learners report and what becomes of it, counted.
-        data: who draws from which data shard, in a job with ``job.shards``.
     """
 
     fragments: int
@@ -73,7 +64,6 @@ class Membership(Struct, forbid_unknown_fields=True):
     """The member that ``missing`` last found worth waiting for."""
 
     def report(self, at: float, member: Member, progress: Progress) -> str | None:
-        """Take a member's report; returns the problem if the report is invalid, else None."""
         problem = member.report(at, progress)
         if problem is None:
             self.reported[member.peer] = None
@@ -92,11 +82,7 @@ class Membership(Struct, forbid_unknown_fields=True):
         self.stale = {peer: None for peer, member in self.members.items() if not member.fresh}
 
     def join(self, at: float, peer: str, incarnation: str) -> tuple[Member | None, list[Effect]]:
-        """Add a member for a new link.
-
-        Returns:
-            The member, or None if a newer incarnation of the same actor is known; and the effects.
-        """
+        """Add a member for a new link; None if a newer incarnation of the same actor is known."""
         actor, number = actor_of(incarnation), number_of(incarnation)
         newest = self.newest.get(actor, 0)
         if number < newest:
@@ -126,12 +112,10 @@ class Membership(Struct, forbid_unknown_fields=True):
         return member, effects
 
     def roster(self) -> Roster | None:
-        """Return the announcement of replaced incarnations; None if there are none."""
         floors = self._floors()
         return Roster(self.epoch, floors) if floors else None
 
     def _forget_former(self, actor: str, number: int, effects: list[Effect]) -> None:
-        """Remove the older incarnations of a restarted actor."""
         for member in list(self.members.values()):
             if actor_of(member.incarnation) == actor:
                 reason = f"a newer incarnation, {actor}.{number}, has joined"
@@ -145,10 +129,8 @@ class Membership(Struct, forbid_unknown_fields=True):
             self.reasons.pop(incarnation, None)
 
     def _floors(self) -> dict[str, int]:
-        """Return the newest incarnation number of every restarted actor, sorted by name.
-
-        The order is that of the decoded message, so that both sides see the same one.
-        """
+        """Return the newest incarnation number of every restarted actor, sorted by name, as it is
+        in the decoded message, so that both sides see the same order."""
         if max(self.newest.values(), default=1) == 1:
             return {}
         return dict(sorted(pair for pair in self.newest.items() if pair[1] > 1))
@@ -157,7 +139,6 @@ class Membership(Struct, forbid_unknown_fields=True):
         return self.merged.setdefault(incarnation, [-1] * self.fragments)
 
     def recover(self, fragment: int, merged: dict[str, int], batches: dict[str, int]) -> None:
-        """Restore the records of the last merge of ``fragment`` before this syncer started."""
         if self.data.shards:
             self.data.recover(batches)
         else:
@@ -174,13 +155,8 @@ class Membership(Struct, forbid_unknown_fields=True):
         return self.data.kept() if self.data.shards else dict(self.batches)
 
     def note_batches(self, actor: str, count: int, cursor: bytes = b"") -> None:
-        """Note the batches that an actor's incarnations have drawn from its shard so far.
-
-        Args:
-            actor: the actor's name, without an incarnation number.
-            count: the number of batches; a smaller one than known is ignored.
-            cursor: the position of its data stream after them; empty if unknown.
-        """
+        """Note the batches that an actor's incarnations have drawn from its shard so far; fewer
+        than known are ignored."""
         if count >= self.batches.get(actor, 0):
             self.batches[actor] = count
             if cursor:
@@ -193,7 +169,6 @@ class Membership(Struct, forbid_unknown_fields=True):
         return batches, cursor if count == batches else b""
 
     def recovered(self) -> list[Effect]:
-        """Finish the recovery: remove the incarnations that a newer one has replaced."""
         for incarnation in list(self.merged):
             if number_of(incarnation) < self.newest[actor_of(incarnation)]:
                 del self.merged[incarnation]
@@ -223,11 +198,8 @@ class Membership(Struct, forbid_unknown_fields=True):
         return effects
 
     def strike(self, member: Member) -> list[Effect]:
-        """Count a contribution that the merge has rejected.
-
-        Returns:
-            A log event if the member must start over, which resets its count; else nothing.
-        """
+        """Count a contribution that the merge has rejected; a member that must start over begins
+        its count anew."""
         member.strikes += 1
         if member.strikes < STRIKES:
             return []
@@ -236,17 +208,14 @@ class Membership(Struct, forbid_unknown_fields=True):
         return [Observe("starts over", {"learner": member.incarnation, "reason": reason})]
 
     def reset_strikes(self, peers: Sequence[str]) -> None:
-        """Reset the rejection count of members whose contributions were merged."""
         for member in (self.members[peer] for peer in peers if peer in self.members):
             member.strikes = 0
 
     def spent(self, fragment: int) -> dict[str, int]:
-        """Return, by incarnation, the base version of the last contribution to ``fragment``.
-
-        An incarnation that has replaced another is in it also if it has contributed nothing (-1).
-        What the other has contributed is forgotten, so a syncer that restarts from this record must
-        know that it was replaced: it may still live, and join again.
-        """
+        """Return, by incarnation, the base version of the last contribution to ``fragment``. An
+        incarnation that has replaced another is in it also if it has contributed nothing (-1): a
+        syncer that restarts from this record must know that the other was replaced, which may still
+        live, and join again."""
         return {
             name: bases[fragment]
             for name, bases in self.merged.items()
@@ -254,19 +223,15 @@ class Membership(Struct, forbid_unknown_fields=True):
         }
 
     def able(self, fragment: int, oldest: int) -> list[Member]:
-        """Return the members that count for the quorum of ``fragment``, sorted by name as bytes.
-
-        They have finished a step since the last launch and would be pulled.
-        """
+        """Return the members that count for the quorum: they have finished a step since the last
+        launch and would be pulled."""
         return [each for each in self.unmerged(fragment, oldest) if each.fresh]
 
     def unmerged(self, fragment: int, oldest: int) -> list[Member]:
-        """Return the members with unmerged training of ``fragment``, sorted by name as bytes.
-
-        A slow learner answers a pull from its last finished step at once, so it delays no merge. A
-        learner that left the last pull unanswered and has sent nothing since is left out: it is
-        suspended or partitioned, and every merge would wait for it until the deadline.
-        """
+        """Return the members with unmerged training of ``fragment``, sorted by name as bytes. A
+        slow learner answers from its last finished step at once, so it delays no merge. One that
+        left the last pull unanswered and has sent nothing since is left out: every merge would wait
+        for it until the deadline."""
         members, merged = self.members.values(), self.merged
         return [
             each
@@ -275,28 +240,19 @@ class Membership(Struct, forbid_unknown_fields=True):
         ]
 
     def may_be_pulled(self, member: Member, fragment: int, oldest: int) -> bool:
-        """Whether a member is among those that ``unmerged`` returns."""
         return member.may_be_pulled(fragment, oldest, self.merged[member.incarnation][fragment])
 
     def absence(self, member: Member, fragment: int, oldest: int) -> str | None:
-        """Return in words why a member is not pulled, or None where it would be.
-
-        The answer is that of ``unmerged``, and of ``able`` for a member that is fresh.
-        """
+        """Return in words why a member is not pulled, or None where it would be."""
         reason = member.absence(fragment, oldest, self.merged[member.incarnation][fragment])
         if reason is None and member.unanswered:
             reason = "left its last pull unanswered and has sent nothing since"
         return reason
 
     def note_unanswered(self, pulled: Mapping[str, int], answered: Container[str]) -> None:
-        """Note which members left the pull of a closed sync unanswered.
-
-        Such a member is not pulled again, and counts for no quorum, until it sends something.
-
-        Args:
-            pulled: the peers that were pulled, and how often each had spoken by then.
-            answered: the peers that answered.
-        """
+        """Note which members left the pull of a closed sync unanswered. They are not pulled again,
+        and count for no quorum, until they send something. ``pulled`` says how often each had
+        spoken by then."""
         for peer, spoken in pulled.items():
             member = self.members.get(peer)
             if member is not None and peer not in answered and member.spoken == spoken:
@@ -304,14 +260,9 @@ class Membership(Struct, forbid_unknown_fields=True):
                 self.reported[peer] = None
 
     def missing(self, at: float, until: float) -> bool:
-        """Whether a member is worth waiting for until the time ``until``, in seconds.
-
-        Such a member is connected, not fresh, and worth waiting for. A slower member is not; its
-        training so far is still pulled.
-
-        This runs at every event, so the member found last is checked first, and the others only
-        if that one is no longer worth waiting for.
-        """
+        """Whether a member is worth waiting for until ``until``, in seconds: connected, not fresh,
+        and expected by then. This runs at every event, so the member found last is checked
+        first."""
         members = self.members
         if self.found in self.stale and self.worth_waiting(members[self.found], at, until):
             return True

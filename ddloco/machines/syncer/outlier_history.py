@@ -1,12 +1,7 @@
-"""The history of accepted contributions, from which outliers with finite values are detected.
-
-This machine is part of the syncer machine. It keeps the history; the worker that merges measures
-contributions and rejects outliers.
-
-Only accepted contributions enter the history, so a rejected one has no effect on the limits. While
-the history is short, every contribution is accepted and added. The limits are upper limits only:
-too small a change or too few tokens do no harm, and learning rates decay.
-"""
+"""The history of accepted contributions, from which outliers with finite values are detected, by
+the worker that merges. Rejected ones do not enter it. While it is short, every contribution is
+accepted. Limits are upper limits only: too small a change or too few tokens do no harm, and
+learning rates decay."""
 
 from collections.abc import Container, Mapping, Sequence
 from math import inf
@@ -53,8 +48,6 @@ class Usual(Struct, forbid_unknown_fields=True):
     """The history of one fragment.
 
     Attributes:
-        norms: (norm, steps) of the last accepted contributions.
-        cosines: cosines of the last accepted contributions.
         moves: for each version, the version before it and the norm of the outer step between.
         vain: consecutive merges of which every contribution was rejected.
     """
@@ -69,7 +62,6 @@ class OutlierHistory(Struct, forbid_unknown_fields=True):
     """The histories of all fragments.
 
     Attributes:
-        fragments: the history of each fragment of the model.
         rates: tokens per step of the last accepted contributions of each learner, by its name.
         doubted: those of its last contributions, all rejected for their tokens.
     """
@@ -84,16 +76,12 @@ class OutlierHistory(Struct, forbid_unknown_fields=True):
         return usual_norm(known, steps) if len(known) >= FEW else 0.0
 
     def cosine(self, fragment: int) -> float | None:
-        """Return the usual cosine between a contribution and the others; None while unknown."""
         known = self.fragments[fragment].cosines
         return lower_median(known) if len(known) >= FEW else None
 
     def moved(self, fragment: int, base: int, version: int) -> float:
-        """Return an upper bound of the distance between the versions ``base`` and ``version``.
-
-        It is the sum of the norms of the outer steps; infinity if an earlier incarnation of this
-        syncer took some of them.
-        """
+        """Return an upper bound of the distance between two versions, the sum of the norms of the
+        outer steps; infinity if an earlier incarnation of this syncer took some of them."""
         moves, total = self.fragments[fragment].moves, 0.0
         while version > base:
             version, far = moves.get(version, (base, inf))
@@ -103,19 +91,11 @@ class OutlierHistory(Struct, forbid_unknown_fields=True):
     def objections(
         self, said: Mapping[str, Contribution], band: float, apart: Container[str] = ()
     ) -> dict[str, str]:
-        """Return whose token counts are too high, and why.
-
-        A count is compared with what that learner has always counted, with what most learners of
-        the job have, and with what most of this sync have, whichever is largest: batches may differ
-        by learner, and sequences may grow. A learner that counts as much several times in a row is
-        believed, for then it is its history that is wrong.
-
-        Args:
-            said: the contributions of one sync, by the incarnation of their learner.
-            band: the limit as a multiple of what is usual; 0 accepts everything that is possible.
-            apart: learners, by name, whose batches the job file says: they are compared with
-                themselves only.
-        """
+        """Return whose token counts are too high, and why: above ``band`` times what that learner
+        has always counted, what most learners of the job have, or most of this sync have, whichever
+        is largest; batches may differ by learner, and sequences may grow. Band 0 accepts all that
+        is possible. A learner that counts as much several times in a row is believed. Those in
+        ``apart`` are compared with themselves only: the job file says their batches."""
         rates = {name: each.tokens / each.steps for name, each in said.items()}
         found = self._impossible(said, rates, apart)
         if not band:
@@ -172,16 +152,9 @@ class OutlierHistory(Struct, forbid_unknown_fields=True):
         return False
 
     def learn(self, merged: FragmentMerged, said: Mapping[str, Contribution], before: int) -> None:
-        """Add the accepted contributions of a finished merge to the history.
-
-        Contributions from versions older than ``before`` do not add norms or cosines, because
-        their differences include the changes that others made.
-
-        Args:
-            merged: the result of the merge.
-            said: the merged contributions by learner.
-            before: the version that they were merged into.
-        """
+        """Add the accepted contributions of a finished merge to the history. Those from versions
+        older than ``before`` do not add norms or cosines, because their differences include the
+        changes that others made."""
         fragment, t = next((each.fragment, each.t) for each in said.values())
         usual = self.fragments[fragment]
         if not merged.accepted:

@@ -1,20 +1,11 @@
-"""When the next sync may be launched: floor, quorum, grace window (paper 3.2 and 3.3).
+"""When the next sync may be launched (paper 3.2 and 3.3): the median live learner has done its
+steps since the last launch (*floor*; without it a quorum of one would launch at every report), K
+learners may contribute (*quorum*), and a window for the others is over, which the overlap hides
+(*grace*).
 
-A sync of global step t may be launched when three things hold:
-
-* floor: the median live learner has done ``t - t_last`` steps since the last launch. Without the
-  floor, a quorum of one would launch a sync at every report of every learner, and the interval
-  between two syncs of a fragment would be divided by the number of learners. Steps are counted and
-  not estimated from time, so that no wrong estimate lets learners run on unmerged;
-* quorum: K learners may contribute;
-* grace: after the quorum, a window for the other learners, which the overlap hides; it ends early
-  when no learner is missing.
-
-Time only decides who is worth waiting for. ``step_s`` is the lower median of the learners' step
-times, so that one learner that is ten times slower does not extend the window, and ``report_s``
-that of the times between two reports of a learner, which are longer if it takes steps together. A
-learner that has not reported for ``LIVE_STEPS`` of the latter is not counted for the median of the
-floor.
+Steps are counted and not estimated from time, so that no wrong estimate lets learners run on
+unmerged; time only decides who is worth waiting for. ``step_s`` and ``report_s`` are lower medians,
+so that one learner that is ten times slower does not extend the window.
 """
 
 import math
@@ -44,7 +35,6 @@ VAIN_DOUBLINGS_MAX = 12
 
 
 def lower_median(times: Iterable[float]) -> float | None:
-    """Return the lower median of those that are not 0; None without any."""
     known = sorted(seconds for seconds in times if seconds > 0)
     return known[(len(known) - 1) // 2] if known else None
 
@@ -53,8 +43,6 @@ class NextSync(Struct, forbid_unknown_fields=True):
     """The sync that will be launched next.
 
     Attributes:
-        t: its global step.
-        fragment: its fragment.
         steps: the steps that the median learner must have done since the last launch.
         since: the time since which it has been waiting, in seconds.
         floor_at: the time at which it had done them, in seconds; None before that.
@@ -131,18 +119,9 @@ class Pacing(Struct, forbid_unknown_fields=True):
         able: int,
         missing: Callable[[float], bool],
     ) -> float | None:
-        """Return when to check again; launch if that is not after ``at``.
-
-        None without a quorum, or before the floor: then only a report changes anything.
-
-        Args:
-            at: now.
-            waiting: the sync; ``quorum_at`` and ``grace_s`` are updated.
-            sync: the job's ``[sync]``.
-            able: learners that may contribute now.
-            missing: whether a learner that has not reported yet is worth waiting for until a
-                given time, in seconds.
-        """
+        """Return when to check again; launch if that is not after ``at``. None without a quorum, or
+        before the floor: then only a report changes anything. ``missing`` says whether a learner
+        that has not reported is worth waiting for until a time, in seconds."""
         if able < sync.quorum:
             waiting.quorum_at = None
             return None
@@ -162,13 +141,7 @@ class Pacing(Struct, forbid_unknown_fields=True):
         return graced if graced > at and missing(graced) else at
 
     def launch(self, at: float, waiting: NextSync, answers_s: Sequence[float]) -> float:
-        """Note the launch; returns the deadline of its pulls, in seconds.
-
-        Args:
-            at: now.
-            waiting: the sync.
-            answers_s: seconds that the learners pulled usually take to answer, where known.
-        """
+        """Note the launch; returns the deadline of its pulls, in seconds."""
         floor_at = waiting.floor_at if waiting.floor_at is not None else at
         quorum_at = waiting.quorum_at if waiting.quorum_at is not None else at
         self.quorum_s.add(max(quorum_at - floor_at, 0.0))
@@ -176,7 +149,6 @@ class Pacing(Struct, forbid_unknown_fields=True):
         return at + self.deadline_s(answers_s)
 
     def deadline_s(self, answers_s: Sequence[float]) -> float:
-        """Return the seconds that learners have to answer a pull; see ``PULL_S_MAX``."""
         known = sorted(answers_s)
         usual_s = PULL_S_UNKNOWN
         if known and self.report_s is not None:

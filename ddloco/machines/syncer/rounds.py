@@ -1,9 +1,5 @@
-"""The rounds of a syncer: each one synchronises one fragment (paper: Algorithm 2).
-
-This machine is part of the syncer machine. A sync waits for a quorum and a grace window, is
-launched, is closed when all learners have answered or its deadline has passed, and is merged; the
-result is sent to all learners.
-"""
+"""The rounds of a syncer (paper: Algorithm 2). A sync waits for a quorum and a grace window, is
+launched, is closed when all learners have answered or its deadline has passed, and is merged."""
 
 import math
 from functools import partial
@@ -62,14 +58,7 @@ recover, and the job would never end. At one step per second this takes about te
 
 
 class Shared(NamedTuple):
-    """What the parts of a syncer have in common. They refer to none of it: each call that needs it
-    is given it.
-
-    Attributes:
-        job: the resolved job.
-        plan: which fragment is due at which global step.
-        work: the machine's work numbers.
-    """
+    """What the parts of a syncer have in common: each call that needs it is given it."""
 
     job: Job
     plan: FragmentPlan
@@ -80,25 +69,16 @@ class Rounds(Struct, forbid_unknown_fields=True):
     """The next sync of one syncer, its syncs in flight, and all that they change.
 
     Attributes:
-        membership: the connected learners.
-        globals: the global fragments.
-        outliers: the history of accepted contributions.
-        schedule: the order of the syncs.
-        pacing: estimates of durations.
         waiting: the sync that will be launched next; None while enough are in flight.
-        syncs: the syncs in flight, by global step.
-        merges: the number of merges done.
         merged_at: the time of the newest merge, in seconds.
         seen: the fields of the log event of the newest merge.
         fruitless: the number of consecutive syncs without an accepted contribution.
         tokens: for each fragment, the tokens merged into it, if they are counted.
-        stopping: whether no more syncs are launched.
         look_at: when the timer ``LaunchDue`` is due, in seconds; None if it is not set.
         looked: the sync and the epoch for which ``able`` and ``done`` were last counted anew.
         able: learners that count for the quorum of the waiting sync; see ``_count_able``.
         done: learners that have done the steps that the waiting sync is after the last launch.
         launches: launch times of the newest syncs in seconds, by global step.
-        sites: the relays.
     """
 
     membership: Membership
@@ -122,21 +102,17 @@ class Rounds(Struct, forbid_unknown_fields=True):
     sites: Sites = field(default_factory=Sites)
 
     def oldest(self, fragment: int) -> int:
-        """Return the oldest base version of a contribution to ``fragment`` that is accepted."""
         return self.globals.oldest(fragment)
 
     def over(self, job: Job, plan: FragmentPlan) -> bool:
-        """Whether no sync is in flight and none will be launched."""
         if self.syncs or self.waiting is not None:
             return False
         return self.stopping or self._next(job, plan) is None
 
     def _next(self, job: Job, plan: FragmentPlan) -> int | None:
-        """The global step of the next sync; None when all syncs are launched.
-
-        What learners hold and this syncer has lost, it takes from them, if need be after the last
-        global step. Learners that wait for each other have no steps for that then.
-        """
+        """The global step of the next sync; None when all syncs are launched. What learners hold
+        and this syncer has lost, it takes from them, if need be after the last global step.
+        Learners that wait for each other have no steps for that then."""
         t = self.schedule.next(plan, self.globals.owned, job.last_sync)
         if t is not None or job.sync.blocking:
             return t
@@ -149,13 +125,9 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return [p for p in held if self.globals.newest(p, held[p]) > self.globals[p].version]
 
     def kept(self) -> list[tuple[int, int, dict[str, int], dict[str, int], int]]:
-        """Return the records of every merged fragment.
-
-        Returns:
-            For each: the fragment, its version, the base version of the last merged contribution
-            by incarnation, the batches drawn (see ``Membership.drawn``), and the tokens merged if
-            they are counted.
-        """
+        """Return for every merged fragment its number, its version, the base version of the last
+        merged contribution by incarnation, the batches drawn (see ``Membership.drawn``), and the
+        tokens merged if they are counted."""
         merged = ((p, self.globals[p].version) for p in self.globals.owned)
         batches, spent = self.membership.drawn(), self.membership.spent
         return [(p, v, spent(p), batches, self.tokens.get(p, 0)) for p, v in merged if v]
@@ -166,7 +138,6 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return sum(self.tokens.values()) // len(self.globals.owned)
 
     def numbers(self, at: float, job: Job) -> Numbers:
-        """Return the job's numbers at ``at`` seconds."""
         return self.membership.accounts.numbers(
             at,
             live=len(self.membership.members),
@@ -176,7 +147,6 @@ class Rounds(Struct, forbid_unknown_fields=True):
         )
 
     def recover_tokens(self, fragment: int, tokens: int) -> None:
-        """Take over the tokens that an earlier incarnation merged into a fragment."""
         self.tokens = {**self.tokens, fragment: tokens}
 
     def stop(self) -> None:
@@ -195,11 +165,9 @@ class Rounds(Struct, forbid_unknown_fields=True):
         ]
 
     def go_on(self) -> None:
-        """Continue in a new run: a request to stop the earlier run no longer counts."""
         self.stopping, self.fruitless = False, 0
 
     def end(self) -> list[Effect]:
-        """Drop the waiting sync and its timer."""
         self.waiting = None
         return self._look_again(None)
 
@@ -231,11 +199,9 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return effects
 
     def _ready(self, job: Job, waiting: NextSync, oldest: int) -> list[Member]:
-        """Return whom a sync pulls that no pace decides, sorted by name; empty if it must wait.
-
-        With ``sync.blocking`` it is for the learners of a round that have come to its global step,
-        and waits for a quorum of them. After the last global step no learner is waited for.
-        """
+        """Return whom a sync pulls that no pace decides; empty if it must wait. With
+        ``sync.blocking`` it waits for a quorum of the round's learners that have come to its global
+        step. After the last global step no learner is waited for."""
         unmerged = self.membership.unmerged(waiting.fragment, oldest)
         if waiting.t > job.job.last_step:
             return unmerged
@@ -253,11 +219,9 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return NOT_FRESH if reason is None and paced and not member.fresh else reason
 
     def _count_able(self, waiting: NextSync, oldest: int) -> int:
-        """Return how many learners count for the quorum; notes those that have done its steps.
-
-        This runs at every event, so all members are checked once for each sync and each epoch, and
-        otherwise only those that have reported since.
-        """
+        """Return how many learners count for the quorum; notes those that have done its steps. This
+        runs at every event, so only those that have reported since are checked, unless sync or
+        epoch change."""
         membership = self.membership
         looked = (waiting.t, waiting.fragment, oldest, waiting.since, membership.epoch)
         if looked != self.looked:
@@ -283,7 +247,6 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return self.membership.missing(at, until if unmerged else math.inf)
 
     def _choose(self, at: float, job: Job, plan: FragmentPlan) -> bool:
-        """Start to wait for the next sync, unless enough are in flight."""
         if self.stopping or len(self.syncs) >= max(job.sync.overlap, 1):
             return False
         t = self._next(job, plan)
@@ -331,10 +294,8 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return Pull(t, fragment, True if whole else UNSET, to)
 
     def _note_launch(self, t: int, at: float) -> None:
-        """Note the time of the first launch of ``t``.
-
-        A late answer still shows how long answers take, also after the pull was repeated.
-        """
+        """Note the time of the first launch of ``t``: a late answer still shows how long answers
+        take."""
         self.launches.setdefault(t, at)
         while len(self.launches) > LAUNCHES_MAX:
             del self.launches[next(iter(self.launches))]
@@ -344,7 +305,6 @@ class Rounds(Struct, forbid_unknown_fields=True):
     def contribution(
         self, at: float, member: Member, said: Contribution, handle: str, shared: Shared
     ) -> list[Effect]:
-        """Handle an answer to a pull: add it to its sync, or reject it."""
         who = (member.incarnation, said.t, said.fragment)
         member.speak()
         if said.t in self.launches:
@@ -407,10 +367,8 @@ class Rounds(Struct, forbid_unknown_fields=True):
 
     def _close_overdue(self, at: float, shared: Shared) -> list[Effect]:
         """Close the syncs that hold up the next one, and wait only for learners that have gone
-        silent, once the median live learner has done half an interval since the last launch.
-
-        Their deadline may be ten seconds away, which are thousands of steps of a small model.
-        """
+        silent, once the median live learner has done half an interval since the last launch. Their
+        deadline may be ten seconds away, which are thousands of steps of a small model."""
         if self.waiting is not None or not self.syncs or shared.job.sync.blocking:
             return []
         overdue = [sync for sync in self.syncs.values() if not sync.closed]
@@ -429,18 +387,15 @@ class Rounds(Struct, forbid_unknown_fields=True):
         ]
 
     def _close_if_settled(self, at: float, sync: Sync, shared: Shared) -> list[Effect]:
-        """Close the sync if no pulled learner can still answer."""
         members = self.membership.members
         settled = not any(peer in members for peer in sync.awaited)
         return self._close(at, sync, shared) if settled and not sync.closed else []
 
     def late(self, at: float, t: int, shared: Shared) -> list[Effect]:
-        """Handle the deadline of a sync."""
         sync = self.syncs.get(t)
         return self._close(at, sync, shared) if sync is not None and not sync.closed else []
 
     def _close(self, at: float, sync: Sync, shared: Shared) -> list[Effect]:
-        """Merge the received contributions; without any, the sync is repeated."""
         effects: list[Effect] = [CancelTimer(PullDeadline(sync.t))]
         answers = {**sync.parts, **sync.refused}
         self.membership.note_unanswered(sync.spoken, answers)
@@ -459,7 +414,6 @@ class Rounds(Struct, forbid_unknown_fields=True):
     def _ask_for_sums(
         self, at: float, sync: Sync, relayed: dict[str, list[str]], shared: Shared
     ) -> list[Effect]:
-        """Ask relays for the sums of what these learners have sent them."""
         sync.sums_wanted, sync.sums_awaited = shared.work.next(), dict.fromkeys(relayed)
         known = [each for each in map(self.sites.answer_s, relayed) if each is not None]
         deadline_s, version = self.pacing.deadline_s(known), self.globals[sync.fragment].version
@@ -498,7 +452,6 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return [*effects, *self._merge_if_summed(sync, shared)]
 
     def _leave_out(self, sync: Sync, reasons: dict[str, str]) -> list[Effect]:
-        """Leave contributions out of the merge, for these reasons."""
         effects: list[Effect] = []
         for learner, reason in reasons.items():
             effects += [Drop(handle) for handle in sync.parts.pop(learner).handles()]
@@ -507,7 +460,6 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return effects
 
     def _merge_if_summed(self, sync: Sync, shared: Shared) -> list[Effect]:
-        """Merge once no relay's sum is awaited; without any contribution, repeat the sync."""
         if sync.sums_awaited or sync.work:
             return []
         cancelled = CancelTimer(SumsDeadline(sync.t))
@@ -516,12 +468,10 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return [cancelled, *self._merge(sync, shared)]
 
     def sums_late(self, t: int, shared: Shared) -> list[Effect]:
-        """Handle the deadline of relays' sums."""
         sync = self.syncs.get(t)
         return self._without_sums(sync, list(sync.sums_awaited), shared) if sync is not None else []
 
     def relay_lost(self, peer: str, shared: Shared) -> list[Effect]:
-        """Handle the loss of a relay, which may have been asked for sums."""
         waiting = [sync for sync in self.syncs.values() if peer in sync.sums_awaited]
         return [e for sync in waiting for e in self._without_sums(sync, [peer], shared)]
 
@@ -535,7 +485,6 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return [*effects, *self._merge_if_summed(sync, shared)]
 
     def _merge(self, sync: Sync, shared: Shared) -> list[Effect]:
-        """Request the merge of what was received."""
         job = shared.job
         sync.work = shared.work.next()
         theirs = self.globals[sync.fragment]
@@ -553,16 +502,13 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return [*(Keep(handle) for handle in merge.makes), merge]
 
     def _leave_out_odd_tokens(self, sync: Sync, job: Job) -> list[Effect]:
-        """Leave out contributions of more tokens than their steps allow."""
         said = {peer: part.said for peer, part in sync.parts.items()}
         apart = {name for name, table in job.learner.items() if table.batch is not None}
         return self._leave_out(sync, self.outliers.objections(said, job.sync.band, apart))
 
     def _leave_behind(self, sync: Sync) -> list[Effect]:
-        """Reject outdated contributions if learners hold a newer version than this syncer.
-
-        The merge then starts from the version of the learners.
-        """
+        """Reject outdated contributions if learners hold a newer version than this syncer: the
+        merge then starts from that."""
         p, mine = sync.fragment, self.globals[sync.fragment].version
         effects: list[Effect] = []
         for peer in sync.behind(mine):
@@ -603,7 +549,6 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return [Observe("sync repeated", fields)]
 
     def merged(self, at: float, event: FragmentMerged, job: Job) -> list[Effect]:
-        """Handle a finished merge: install the new version and send it to every learner."""
         sync = next(each for each in self.syncs.values() if each.work == event.work)
         p = sync.fragment
         effects: list[Effect] = [Drop(handle) for handle in sync.handles()]
@@ -649,15 +594,12 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return over + self.globals.send_replacements(at, told, p, whole=bool(over))
 
     def told(self, member: Member, compress: Compress) -> Recipient:
-        """Return a learner as one that is sent global fragments."""
         return Recipient(member, self.membership.merged[member.incarnation], compress)
 
     def makes(self, sync: Sync, compress: Compress) -> list[str]:
-        """Return the handles of the arrays that the merge of a sync makes."""
         return self._newer(sync, self.globals[sync.fragment], compress).handles()
 
     def _newer(self, sync: Sync, before: Global, compress: Compress) -> Global:
-        """Return the version that a merge has made, with the handles of its arrays."""
         out = names(sync.fragment, sync.t)
         if compress.down == "float32" or before.held is None:
             return Global(sync.t, *out, held=out[-1])  # It is sent whole.
@@ -666,5 +608,4 @@ class Rounds(Struct, forbid_unknown_fields=True):
 
 
 def _out(job: Job, t: int, member: Member) -> str | None:
-    """Why a member is not in the round of ``t``; see ``not_in_round``."""
     return not_in_round(job, t, actor_of(member.incarnation), member.position)

@@ -8,12 +8,8 @@ from ddloco.job.protocol.fragment_plan import FragmentPlan
 
 
 class Schedule(Struct, forbid_unknown_fields=True):
-    """Which global steps were launched, and which must be repeated.
-
-    Attributes:
-        t: the newest global step that was launched, or that an earlier syncer had merged.
-        again: the global steps to repeat, in order.
-    """
+    """Which global steps were launched (``t`` is the newest, or what an earlier syncer had merged),
+    and which must be repeated, in order."""
 
     t: int = 0
     again: list[int] = []
@@ -23,13 +19,7 @@ class Schedule(Struct, forbid_unknown_fields=True):
         self.t = t
 
     def next(self, plan: FragmentPlan, owned: Sequence[int], steps: int) -> int | None:
-        """Return the global step of the next sync; None when all syncs are launched.
-
-        Args:
-            plan: the plan that says which fragment is due at which global step.
-            owned: the fragments that this syncer owns.
-            steps: the job's last global step.
-        """
+        """Return the global step of the next sync; None when all syncs are launched."""
         if self.again:
             return self.again[0]
         t = self.t
@@ -40,7 +30,6 @@ class Schedule(Struct, forbid_unknown_fields=True):
         return None
 
     def launched(self, t: int) -> None:
-        """Note that the sync of ``t`` was launched."""
         self.again = [each for each in self.again if each != t]
         self.t = max(self.t, t)
 
@@ -50,7 +39,6 @@ class Schedule(Struct, forbid_unknown_fields=True):
 
 
 def due_at(plan: FragmentPlan, t: int) -> int:
-    """Return the fragment that is due at ``t``, a global step that ``Schedule.next`` returned."""
     fragment = plan.fragment_due(t)
     assert fragment is not None, "the schedule names steps at which one is due"
     return fragment

@@ -1,9 +1,6 @@
-"""The shards of a job with several syncers; the lead collects their fragments (paper 3.1).
-
-Each shard is a syncer of some of the fragments, with its own quorum, pace and members, and works
-independently of the others until the end. When the lead has finished, it asks the other shards to
-end; each sends the last versions of its fragments, and the lead evaluates and saves the model.
-"""
+"""The shards of a job with several syncers (paper 3.1): each has its own fragments, quorum, pace
+and members, and works independently until the end. Then the lead asks the others to end, collects
+the last versions of their fragments, and evaluates and saves the model."""
 
 from collections.abc import Iterable, Sequence
 
@@ -27,14 +24,9 @@ class Shards(Struct, forbid_unknown_fields=True):
     """What the lead knows of the other shards.
 
     Attributes:
-        names: the other shards, as actors.
-        foreign: the fragments that they own.
-        linked: for each connected shard, its peer.
         finals: for each fragment, its last version and the handle of its payload.
-        newest: for each shard, the highest known incarnation number.
         reports: the last report of each shard that has finished.
         closing: what the lead has told the shards to end them; None before that.
-        patient: whether the lead still waits for them.
         released: peers that were told that the job has ended.
     """
 
@@ -50,7 +42,6 @@ class Shards(Struct, forbid_unknown_fields=True):
 
     @property
     def complete(self) -> bool:
-        """Whether the last version of every fragment has been received."""
         if len(self.reports) < len(self.names) or len(self.finals) < len(self.foreign):
             return False
         told = [each.versions for each in self.reports.values()]
@@ -58,11 +49,9 @@ class Shards(Struct, forbid_unknown_fields=True):
 
     @property
     def merges(self) -> int:
-        """The number of merges that the other shards have done."""
         return sum(each.merges for each in self.reports.values())
 
     def missing(self) -> list[str]:
-        """Return the shards that have not sent a final report."""
         return [name for name in self.names if name not in self.reports]
 
     def away(self) -> int:
@@ -71,11 +60,9 @@ class Shards(Struct, forbid_unknown_fields=True):
         return len([name for name in self.names if name not in gone])
 
     def knows(self, peer: str) -> bool:
-        """Whether a peer is a shard, as opposed to a learner."""
         return actor_of(peer) in self.names
 
     def join(self, peer: str) -> list[Effect]:
-        """Handle a new link to a shard."""
         actor, number = actor_of(peer), number_of(peer)
         if number < self.newest.get(actor, 0):
             reason = f"a newer incarnation, {actor}.{self.newest[actor]}, has the place of {peer}"
@@ -134,13 +121,11 @@ class Shards(Struct, forbid_unknown_fields=True):
         self.closing, self.patient, self.released = None, True, []
 
     def release(self, t: int, reason: str) -> list[Effect]:
-        """Tell the shards that the job has ended, once over each link."""
         told = [peer for peer in self.linked.values() if peer not in self.released]
         self.released += told
         return [Send(peer, CONTROL, Stop(t, reason), key="stop") for peer in told]
 
     def whole(self, thetas: Sequence[str]) -> tuple[str, ...]:
-        """Return the handles of all fragments: the lead's own and those that the shards sent."""
         final = {p: handle for p, (_, handle) in self.finals.items()}
         return tuple(final.get(p, theta) for p, theta in enumerate(thetas))
 

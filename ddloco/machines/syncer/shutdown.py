@@ -1,9 +1,6 @@
-"""The shutdown of a job: save the model, stop the learners, evaluate, wait for the learners to hang
-up, exit. Part of the syncer machine.
-
-Nobody is told that the job has ended before its model is saved. Whoever continues the job of a
-syncer that is lost before then still finds the learners, and whatever it lacks itself.
-"""
+"""The shutdown of a job. Nobody is told that the job has ended before its model is saved: whoever
+continues the job of a syncer that is lost before then still finds the learners, and whatever it
+lacks itself."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -38,8 +35,6 @@ DIVERGED = "diverged"
 
 
 class JobShutdown(Struct, forbid_unknown_fields=True):
-    """The shutdown of a job at global step ``t``, and its progress."""
-
     status: Status
     reason: str
     t: int
@@ -47,7 +42,6 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
     evaluating: int
     patient: bool = True
     fragments: tuple[str, ...] = ()
-    """The handles of the final parameters, by fragment."""
     evaluated: bool = False
     saved: bool = False
     lead: str = ""
@@ -59,7 +53,6 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
     """Whose work was never used; see ``Accounts.unused``."""
 
     def begin(self, fragments: tuple[str, ...], saving: int) -> list[Effect]:
-        """Begin the shutdown once no sync is in flight: save the model."""
         self.fragments = fragments
         return [SaveModel(saving, fragments, self.status == "done")]
 
@@ -70,8 +63,8 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         report_s: float | None,
         counters: tuple[int, ...] = (),
     ) -> list[Effect]:
-        """The model is saved: stop the learners, and evaluate, with these counters of the task's
-        state."""
+        """Stop the learners, since the model is saved, and evaluate, with these counters of the
+        task's state."""
         self.saved = True
         return [
             *(self.stop(peer) for peer in peers),
@@ -120,11 +113,9 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         ]
 
     def stop(self, peer: str) -> Send[Stop]:
-        """Tell a peer that the job has ended."""
         return Send(peer, CONTROL, Stop(self.t, self.reason), key="stop")
 
     def tell(self, peer: str) -> list[Effect]:
-        """Tell a peer that has come that the job has ended, unless all are told soon."""
         self.absent.pop(actor_of(peer), None)
         return [self.stop(peer)] if self.saved else []
 
@@ -135,10 +126,9 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         numbers: Numbers | None = None,
         snapshots: str = "",
     ) -> list[Effect]:
-        """Log the result: the held-out loss, None if the model could not be evaluated; the task's
-        other metrics; the job's numbers; and which snapshots have failed, in words. A model whose
-        loss is not finite is of no use: its job has failed, and the result's status is
-        "diverged"."""
+        """Log the result: the held-out loss, None if the model could not be evaluated, and which
+        snapshots have failed, in words. A model whose loss is not finite is of no use: its job has
+        failed, and the result's status is "diverged"."""
         self.evaluated = True
         status: str = self.status
         if loss is not None and not isfinite(loss) and status in ENDED_WELL:
@@ -153,11 +143,9 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
 
     @property
     def kept(self) -> bool:
-        """Whether evaluating and saving the model have ended, with or without success."""
         return self.saved and self.evaluated
 
     def leave(self, members: int) -> list[Effect]:
-        """Exit if the model is saved and no member is left to wait for."""
         if not self.kept or ((members or self.absent) and self.patient):
             return []
         goodbye = [Hangup(self.lead, self.reason)] if self.lead else []

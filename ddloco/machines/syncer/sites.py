@@ -1,9 +1,6 @@
-"""The relays of a job's sites, as a syncer knows them; part of the syncer machine.
-
-The syncer decides everything as it does without relays: whom it pulls, what it merges, whom it
-sends a version. A relay only carries payloads for the learners that it reaches: towards the syncer
-one sum of those that are merged together, from the syncer one copy of what several are sent.
-"""
+"""The relays of a job's sites, as a syncer knows them. It decides everything as it does without
+relays; a relay only carries payloads: towards the syncer one sum of those that are merged together,
+from the syncer one copy of what several are sent."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -32,7 +29,6 @@ class SiteRelay(Struct, forbid_unknown_fields=True, eq=False):
     """One linked relay.
 
     Attributes:
-        peer: the name of its link.
         versions: for each fragment, the version that it last reported; -1 for none.
         sent: for each fragment, the newest version sent over this link; -1 for none.
         sent_at: for each fragment, when that was sent, in seconds.
@@ -53,7 +49,6 @@ class SiteRelay(Struct, forbid_unknown_fields=True, eq=False):
     answer_s: Recent = field(default_factory=Recent)
 
     def ask(self, at: float, number: int) -> None:
-        """Note the request ``number`` for a sum."""
         self.asked[number] = at
         while len(self.asked) > ASKED_MAX:
             del self.asked[next(iter(self.asked))]
@@ -65,8 +60,6 @@ class SiteRelay(Struct, forbid_unknown_fields=True, eq=False):
 
 
 class ReceivedSum(Struct, frozen=True):
-    """A relay's sum of contributions, and the handle of its payload."""
-
     said: ContributionSum
     handle: str
 
@@ -75,9 +68,7 @@ class Sites(Struct, forbid_unknown_fields=True):
     """The relays of a job.
 
     Attributes:
-        relays: the linked relays, by peer.
         reach: for each learner that a linked relay reaches, that relay's peer.
-        newest: for each relay, the highest known incarnation number.
     """
 
     relays: dict[str, SiteRelay] = {}
@@ -85,7 +76,6 @@ class Sites(Struct, forbid_unknown_fields=True):
     newest: dict[str, int] = {}
 
     def join(self, at: float, peer: str, fragments: int) -> list[Effect]:
-        """Handle a new link to a relay, which reports next."""
         actor, number = actor_of(peer), number_of(peer)
         newest = self.newest.get(actor, 0)
         if number < newest:
@@ -101,15 +91,11 @@ class Sites(Struct, forbid_unknown_fields=True):
         return effects
 
     def former(self, peer: str) -> list[str]:
-        """Return the links of earlier incarnations of a relay."""
         return [each for each in self.relays if actor_of(each) == actor_of(peer) and each != peer]
 
     def lose(self, peer: str, members: Mapping[str, Member]) -> bool:
-        """Forget a relay whose link is lost: what it was sent for learners may not reach them.
-
-        Returns:
-            Whether there was such a relay.
-        """
+        """Forget a relay whose link is lost, if there was one: what it was sent for learners may
+        not reach them."""
         relay = self.relays.pop(peer, None)
         if relay is None:
             return False
@@ -131,15 +117,7 @@ class Sites(Struct, forbid_unknown_fields=True):
         members: Mapping[str, Member],
         fragments: GlobalFragments,
     ) -> list[Effect]:
-        """Take a relay's report, and send it the fragments that it lacks.
-
-        Args:
-            at: the current time, in seconds.
-            relay: the relay.
-            said: its report, of learners that the job file gives to it.
-            members: the connected learners, by peer.
-            fragments: the global fragments.
-        """
+        """Take a relay's report, and send it the fragments that it lacks."""
         if len(said.versions) != len(fragments):
             problem = f"report of {len(said.versions)} fragments, the plan has {len(fragments)}"
             return [Observe("refused", {"relay": relay.peer, "reason": problem})]
@@ -182,20 +160,15 @@ class Sites(Struct, forbid_unknown_fields=True):
         return [Send(peer, CONTROL, roster, key="roster") for peer in peers or self.relays]
 
     def linked(self, actor: str) -> str:
-        """Return the peer of a linked relay; empty if it is not linked."""
         return next((peer for peer in self.relays if actor_of(peer) == actor), "")
 
     def answer_s(self, peer: str) -> float | None:
-        """Return the seconds that a relay usually takes for a sum; None if that is unknown."""
         return self.relays[peer].answer_s.value if peer in self.relays else None
 
     def via(self, member: Member, p: int, fragments: GlobalFragments) -> SiteRelay | None:
         """Return the relay that a member's contribution to a fragment goes through; None if it
-        comes directly.
-
-        A relay measures from the newest version, so it must have that. Before the first merge of
-        this incarnation learners may hold a newer one than this syncer.
-        """
+        comes directly. A relay measures from the newest version, so it must have that. Before the
+        first merge of this incarnation learners may hold a newer one than this syncer."""
         relay = self.relays.get(self.reach.get(member.peer, ""))
         if relay is None or p not in fragments.merged_here:
             return None
@@ -210,10 +183,8 @@ class Sites(Struct, forbid_unknown_fields=True):
         compress: Compress,
     ) -> list[Effect]:
         """Send learners the newest version of a fragment, by their relays where they have one.
-
-        Relays are sent it even if they reach nobody: they measure the next contributions from it.
-        A learner that needs it whole, where its relay is sent a difference, is sent it directly.
-        """
+        Relays that reach nobody are sent it too: they measure the next contributions from it. A
+        learner that needs it whole, where its relay is sent a difference, is sent it directly."""
         differs = fragments.has_difference(p, compress)
         differences = {
             peer: differs and relay.versions[p] == fragments[p].base
@@ -236,10 +207,8 @@ class Sites(Struct, forbid_unknown_fields=True):
     def tell_newer(
         self, at: float, told: Recipient, lacking: Sequence[int], fragments: GlobalFragments
     ) -> list[Effect]:
-        """Send a learner fragments that it lacks; those that its relay holds, from there.
-
-        What it was sent through its relay, and is still on its way there, is not sent twice.
-        """
+        """Send a learner fragments that it lacks; those that its relay holds, from there. What is
+        still on its way through its relay is not sent twice."""
         relay, sent = self.relays.get(self.reach.get(told.member.peer, "")), told.member.sent
         newest = {p: fragments[p].version for p in lacking}
         if relay is not None:

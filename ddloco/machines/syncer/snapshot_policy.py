@@ -1,8 +1,6 @@
-"""When the lead syncer takes snapshots: periodically, and once more at the end.
-
-A snapshot without learners, in which nothing was merged since the last one, is not worth taking:
-it would hold nothing new, and drive out older ones from which the learners could continue.
-"""
+"""When the lead syncer takes snapshots: periodically, and once more at the end. One without
+learners, in which nothing was merged since the last, is not taken: it would drive out older ones
+from which the learners could continue."""
 
 from msgspec import Struct
 
@@ -22,12 +20,9 @@ class SnapshotPolicy(Struct, forbid_unknown_fields=True):
     Attributes:
         step: the global step at which the last snapshot by ``every_steps`` was due.
         last: whether the last snapshot has ended; None before it was requested.
-        under_way: how many snapshots are in progress.
         owed: whether the last snapshot waits for an earlier one to end.
         dirty: whether anything was merged since a snapshot was taken last.
         settled: how many snapshots have ended, complete or not.
-        failed: how many of them are not complete.
-        problem: why the last of those is not.
     """
 
     step: int = 0
@@ -41,12 +36,10 @@ class SnapshotPolicy(Struct, forbid_unknown_fields=True):
 
     @property
     def failures(self) -> str:
-        """How many snapshots have failed, in words; empty if none has."""
         said = f"{self.failed} of {self.settled} snapshots failed; the last: {self.problem}"
         return said if self.failed else ""
 
     def begin(self, at: float, table: SnapshotTable) -> list[Effect]:
-        """Set the timer of the periodic snapshots."""
         every_s = table.every_s
         return [SetTimer(SnapshotDue(), at + every_s)] if every_s else []
 
@@ -55,11 +48,9 @@ class SnapshotPolicy(Struct, forbid_unknown_fields=True):
         return [*(self._due() if members or self.dirty else []), *self.begin(at, table)]
 
     def late(self) -> None:
-        """Wait no longer for the last snapshot."""
         self.last = True
 
     def merged(self, t: int, table: SnapshotTable) -> list[Effect]:
-        """Take a snapshot if one is due after the merge of global step ``t``."""
         self.dirty = True
         every = table.every_steps
         if not every or t < self.step + every:
@@ -98,7 +89,6 @@ class SnapshotPolicy(Struct, forbid_unknown_fields=True):
         return [CancelTimer(LastSnapshotDeadline())]
 
     def over(self, table: SnapshotTable) -> bool:
-        """Whether the shutdown need not wait for a snapshot."""
         return self.last is True or not table.wanted
 
     def end(self, at: float, members: int, table: SnapshotTable) -> list[Effect]:

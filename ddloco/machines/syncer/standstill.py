@@ -1,9 +1,6 @@
-"""Warnings of a job that merges nothing: for how long, and what it waits for.
-
-This machine is part of the syncer machine and makes no decisions. It logs a warning after a minute
-without a merge, or a few steps more than are due before the next one if these take longer, then at
-growing intervals. Nothing that a syncer decides, such as its deadlines, makes it wait longer.
-"""
+"""Warnings of a job that merges nothing: for how long, and what it waits for. They come at growing
+intervals, the first after a minute, or a few steps more than are due if these take longer; nothing
+that a syncer decides makes them wait longer."""
 
 from msgspec import Struct
 
@@ -37,8 +34,6 @@ class Standstill(Struct, forbid_unknown_fields=True):
 
     Attributes:
         since: since when merges are expected, or the time of the last one, in seconds.
-        merges: how many merges there were then.
-        warnings: how often it has warned since.
     """
 
     since: float = 0.0
@@ -46,12 +41,10 @@ class Standstill(Struct, forbid_unknown_fields=True):
     warnings: int = 0
 
     def begin(self, at: float) -> list[Effect]:
-        """Start to expect merges."""
         self.since = at
         return [SetTimer(StandstillDue(), at + STANDSTILL_S)]
 
     def look(self, at: float, rounds: Rounds, job: Job, plan: FragmentPlan) -> list[Effect]:
-        """Handle the timer: warn if nothing was merged for too long."""
         if rounds.over(job, plan):
             return []
         if rounds.merges != self.merges:
@@ -89,7 +82,6 @@ class Standstill(Struct, forbid_unknown_fields=True):
 
 
 def waits_for(rounds: Rounds, job: Job) -> str:
-    """Return a description of what a syncer waits for."""
     membership = rounds.membership
     linked = len(membership.members)
     if rounds.syncs:
@@ -116,7 +108,6 @@ def waits_for(rounds: Rounds, job: Job) -> str:
 
 
 def _waits_in_round(rounds: Rounds, job: Job, t: int) -> str:
-    """What is said of learners that keep step with the schedule."""
     train = clients(job, t)
     found = {actor_of(m.incarnation): m for m in rounds.membership.members.values()}
     late = [name for name in train if name not in found or found[name].position < t]
@@ -125,7 +116,6 @@ def _waits_in_round(rounds: Rounds, job: Job, t: int) -> str:
 
 
 def first_names(incarnations: list[str]) -> str:
-    """Return the first names, and the number of the others, as text."""
     more = len(incarnations) - NAMES_MAX
     shown = ", ".join(incarnations[:NAMES_MAX])
     return f"{shown} and {more} more" if more > 0 else shown

@@ -1,10 +1,6 @@
-"""The syncer's side of state recovery: it names donors and relays their state to learners.
-
-This machine is part of the syncer machine. It names a donor for a restarted learner, relays
-requests and pieces, and names another donor if one is lost or silent. Without a donor, the learner
-starts from the global fragments. State passes through the syncer because learners accept no
-connections: a job has one open address and one list of keys.
-"""
+"""The syncer's side of state recovery: it names donors for restarted learners and relays requests
+and pieces. Without a donor, the learner starts from the global fragments. State passes through the
+syncer because learners accept no connections: a job has one open address and one list of keys."""
 
 from msgspec import Struct
 
@@ -33,10 +29,6 @@ class Handover(Struct, forbid_unknown_fields=True):
     """A learner that waits for state.
 
     Attributes:
-        peer: the learner.
-        batches: the batches of its shard that its earlier incarnations have drawn.
-        cursor: the position of its data stream after them.
-        donor: the peer that gives the state.
         since: the time at which the recovery began, in seconds.
         until: the time at which the donor is replaced unless a piece arrives, in seconds.
         tried: this donor and those before it.
@@ -55,7 +47,6 @@ class StateRelay(Struct, forbid_unknown_fields=True):
     """The recoveries in progress.
 
     Attributes:
-        handovers: the learners that wait for state, by peer.
         greeted: the peers that were told once where they stand.
         passing: by work number, a piece that is copied: the learner, the message, the piece's
             handle and that of the copy.
@@ -66,7 +57,6 @@ class StateRelay(Struct, forbid_unknown_fields=True):
     passing: dict[int, tuple[str, StatePiece, str, str]] = {}
 
     def held(self) -> int:
-        """Return the number of references to arrays that this machine holds."""
         return 2 * len(self.passing)
 
     def waits(self, peer: str) -> bool:
@@ -74,7 +64,6 @@ class StateRelay(Struct, forbid_unknown_fields=True):
         return peer in self.handovers
 
     def waiting(self, at: float) -> tuple[RecoveringMember, ...]:
-        """Return the recoveries in progress."""
         return tuple(
             RecoveringMember(each.peer, each.donor, at - each.since, max(each.until - at, 0.0))
             for each in self.handovers.values()
@@ -83,11 +72,9 @@ class StateRelay(Struct, forbid_unknown_fields=True):
     def heard(
         self, at: float, member: Member, versions: tuple[int, ...], rounds: Rounds
     ) -> list[Effect]:
-        """Handle a learner's report: name a donor if the learner has no state.
-
-        Until every fragment has been merged once, no donor is named, because a donor's state is
-        then hardly better than the global fragments.
-        """
+        """Handle a learner's report: name a donor if the learner has no state, but not until every
+        fragment has been merged once: a donor's state is then hardly better than the global
+        fragments."""
         peer, incarnation = member.peer, member.incarnation
         if min(versions) >= 0:
             return self._done(peer)
@@ -105,10 +92,7 @@ class StateRelay(Struct, forbid_unknown_fields=True):
         return Send(handover.peer, CONTROL, Resume(handover.batches, "", handover.cursor))
 
     def _name_donor(self, at: float, handover: Handover, rounds: Rounds) -> list[Effect]:
-        """Name the donor that serves the fewest learners, the first by name among equals.
-
-        Without a donor, the learner starts from the global fragments.
-        """
+        """Name the donor that serves the fewest learners, the first by name among equals."""
         peer = handover.peer
         busy = [each.donor for each in self.handovers.values()]
         members = rounds.membership.members.values()
@@ -157,7 +141,6 @@ class StateRelay(Struct, forbid_unknown_fields=True):
         rounds: Rounds,
         work: WorkNumbers,
     ) -> list[Effect]:
-        """Handle a learner's message about state recovery."""
         match body:
             case StateWanted():
                 return self.wanted(member.peer, body)
@@ -213,7 +196,6 @@ class StateRelay(Struct, forbid_unknown_fields=True):
         return [Observe("refused", seen), *self._name_donor(at, handover, rounds)]
 
     def encoded(self, event: PieceEncoded) -> list[Effect]:
-        """Send a copied piece to its learner."""
         peer, body, handle, out = self.passing.pop(event.work)
         key = f"state/{body.piece}"
         passed = [Send(peer, BULK, body, out, key)] if peer in self.handovers else []
@@ -238,6 +220,5 @@ class StateRelay(Struct, forbid_unknown_fields=True):
         return [effect for peer in gone for effect in self.lost(at, peer, rounds)]
 
     def late(self, at: float, peer: str, rounds: Rounds) -> list[Effect]:
-        """Replace a donor whose time has run out."""
         handover = self.handovers.get(peer)
         return [] if handover is None else self._name_donor(at, handover, rounds)

@@ -31,16 +31,6 @@ def status_of(
     standstill: str,
     numbers: Numbers,
 ) -> SyncerStatus:
-    """Return the status of a syncer at ``at`` seconds.
-
-    Args:
-        at: the time, in seconds since the syncer's start.
-        rounds: its syncs, learners and global fragments; None before the first parameters.
-        job: the resolved job.
-        recovering: the learners that receive a peer's state.
-        standstill: why nothing has been merged for a long time; empty otherwise.
-        numbers: the job's numbers.
-    """
     if rounds is None:
         return SyncerStatus(**asdict(numbers), t=0, merges=0, taking_part=0, averaged=0)
     waiting, syncs, last = rounds.waiting, rounds.syncs, rounds.seen
@@ -123,8 +113,6 @@ def member_status(
     versions: Sequence[int],
     data_shards: Sequence[int] = (),
 ) -> MemberStatus:
-    """Return the status of one learner, which lacks some of the newest ``versions`` and draws from
-    these ``data_shards``."""
     progress = each.progress
     held = progress.versions if progress is not None else (-1,) * len(versions)
     last = progress.last if progress is not None else None

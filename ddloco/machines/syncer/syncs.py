@@ -27,11 +27,8 @@ class ReceivedContribution(Struct, forbid_unknown_fields=True):
     """A received contribution of an incarnation.
 
     Attributes:
-        incarnation: whose it is.
-        said: what it says.
         handle: its payload; empty if a relay has that.
         anchor: the handle of the parameters that a compressed contribution is a difference to.
-        relay: the relay's peer; empty if there is none.
     """
 
     incarnation: str
@@ -41,7 +38,6 @@ class ReceivedContribution(Struct, forbid_unknown_fields=True):
     relay: str = ""
 
     def handles(self) -> list[str]:
-        """Return the handles that are needed until the merge is done."""
         return [each for each in (self.handle, self.anchor) if each]
 
 
@@ -53,7 +49,6 @@ class Sync(Struct, forbid_unknown_fields=True):
     fragment: int
     pulled: tuple[str, ...]
     waited: NextSync
-    """What the launch waited for."""
     launched_at: float
     deadline: float
     awaited: dict[str, None]
@@ -69,13 +64,11 @@ class Sync(Struct, forbid_unknown_fields=True):
     sums_awaited: dict[str, None] = {}
     """The relays that were asked for a sum and have not answered, by peer."""
     sums: dict[str, ReceivedSum] = {}
-    """The sums of relays, by peer."""
     adopts: bool = False
     """Whether the merge starts from the learners' version, because this syncer has lost its own."""
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more contributions."""
         return self.work > 0 or self.sums_wanted > 0
 
     @property
@@ -93,7 +86,6 @@ class Sync(Struct, forbid_unknown_fields=True):
         return None
 
     def relayed(self) -> dict[str, list[str]]:
-        """Return the learners whose contributions relays have, by the relay's peer."""
         found: dict[str, list[str]] = {}
         for peer, part in sorted(self.parts.items(), key=lambda item: item[0].encode()):
             if part.relay:
@@ -101,12 +93,10 @@ class Sync(Struct, forbid_unknown_fields=True):
         return dict(sorted(found.items()))
 
     def handles(self) -> list[str]:
-        """Return the handles of all that it has received, and of what that needs."""
         parts = (handle for part in self.parts.values() for handle in part.handles())
         return [*parts, *(each.handle for each in self.sums.values())]
 
     def share(self, peer: str, outliers: OutlierHistory, version: int, weight: WeightRule) -> Share:
-        """Return a learner's part in the merge into ``version``."""
         part, p = self.parts[peer], self.fragment
         said = part.said
         return Share(
@@ -122,7 +112,6 @@ class Sync(Struct, forbid_unknown_fields=True):
     def sum_wanted(
         self, peers: list[str], outliers: OutlierHistory, version: int, job: Job, within_s: float
     ) -> SumWanted:
-        """Return the request for a relay's sum of the contributions of these learners."""
         shares = [self.share(peer, outliers, version, job.outer.weight) for peer in peers]
         wanted = tuple(
             WantedShare(each.name, each.weight, each.base, each.steps, each.usual, each.moved)
@@ -133,12 +122,9 @@ class Sync(Struct, forbid_unknown_fields=True):
         return SumWanted(*where, wanted, within_s, job.sync.band, cosine)
 
     def behind(self, version: int) -> list[str]:
-        """Return the learners whose contributions are too old when the syncer has lost merges.
-
-        If a learner holds a newer version than the syncer's own ``version``, the merge starts from
-        that one, and contributions that started from an older version are left out. The list is
-        empty if the syncer's own version is the newest.
-        """
+        """Return the learners whose contributions are too old: if a learner holds a newer version
+        than the syncer's own ``version``, the merge starts from that one. Empty if the syncer's own
+        is the newest."""
         newest = max((part.said.base for part in self.parts.values()), default=version)
         self.adopts = newest > version
         old = (peer for peer, part in self.parts.items() if part.said.base < newest)
@@ -155,11 +141,9 @@ class Sync(Struct, forbid_unknown_fields=True):
         tokens: int | None = None,
         weight: WeightRule = "rate",
     ) -> MergeFragment:
-        """Return the work that merges the received contributions.
-
-        They are sorted by name, as bytes, so that the order of arrival has no effect. ``tokens``
-        were merged into the fragment before; None if that is not counted.
-        """
+        """Return the work that merges the received contributions, sorted by name as bytes, so that
+        the order of arrival has no effect. ``tokens`` were merged into the fragment before; None if
+        not counted."""
         p, out = self.fragment, names(self.fragment, self.t)
         differences = self._differences(theirs, compress) if compress.differences else None
         peers = sorted(self.parts, key=str.encode)
@@ -195,18 +179,11 @@ class Sync(Struct, forbid_unknown_fields=True):
         return Differences(anchors, theirs.held, sent_names(self.fragment, self.t))
 
     def learned(self, merged: FragmentMerged, version: int, outliers: OutlierHistory) -> None:
-        """Update the outlier history from the finished merge into ``version``."""
         if self.adopts:
             return
         outliers.learn(merged, {peer: part.said for peer, part in self.parts.items()}, version)
 
     def seen(self, merged: FragmentMerged, sync_s: float) -> dict[str, Any]:
-        """Return the fields of the log event of the finished merge.
-
-        Args:
-            merged: the result of the merge.
-            sync_s: the duration of a sync, the median of the newest, in seconds.
-        """
         return {
             "t": self.t,
             "fragment": self.fragment,

@@ -1,14 +1,11 @@
-"""The coordinate-wise median of the changes, for robust merging (Yin et al., arXiv 1803.01498).
+"""The coordinate-wise median of the changes, for robust merging (Yin et al., arXiv 1803.01498). It
+has no weights, which follow from what learners report: so each element stays within the range of
+the sound contributions while these are more than half, whatever the others send.
 
-It is the plain median, without weights. A weight follows from the tokens and steps that a learner
-reports, so a weighted median would follow a single learner whose weight is more than half. In the
-plain one, each element stays within the range of the sound contributions as long as these are more
-than half of all, whatever the others send. A contribution of weight 0 does not count.
-
-Of an even number it is the mean of the two middle changes, which favours no sign. With two
-contributions that is their mean, so three are the fewest of which one may be wrong. An element that
+A contribution of weight 0 does not count. Of an even number it is the mean of the two middle
+changes, which favours no sign; three are the fewest of which one may be wrong. An element that
 fewer than half of the learners change does not move, such as the rows of rare tokens in an
-embedding, or changes below one step of a narrow wire format.
+embedding.
 """
 
 from collections.abc import Sequence

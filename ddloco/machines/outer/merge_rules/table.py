@@ -9,11 +9,9 @@ from ddloco.machines.outer.merge_rules.rda import RDA
 from ddloco.machines.outer.merge_rules.rule import MergeRule
 
 MERGE_RULES: dict[MergeRuleName, MergeRule] = {"rda": RDA, "average": AVERAGE, "median": MEDIAN}
-"""What ``outer.merge`` may be."""
 
 
 def tensor_rule(outer: Outer, name: str) -> MergeRuleName:
-    """The rule by which a tensor of this name is merged."""
     averaged = any(fnmatchcase(name, pattern) for pattern in outer.average)
     return "average" if averaged else outer.merge
 

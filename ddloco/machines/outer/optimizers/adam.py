@@ -1,9 +1,6 @@
-"""Adam on the merged changes: FedAdam (Reddi et al., arXiv 2003.00295), with Adam's correction.
-
-FedAdam starts its moments at zero and does not correct them; its variance has to start above zero.
-Here both moments are divided by the weight that they have seen so far, as in Adam (Kingma and Ba,
-arXiv 1412.6980), so the first step has the length of all others.
-"""
+"""Adam on the merged changes: FedAdam (Reddi et al., arXiv 2003.00295), but with Adam's correction
+(Kingma and Ba, arXiv 1412.6980) of both moments by the weight seen so far, so the variance may
+start at zero and the first step has the length of all others."""
 
 from collections.abc import Sequence
 

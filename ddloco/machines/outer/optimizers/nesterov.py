@@ -1,7 +1,5 @@
 """SGD with Nesterov momentum (paper 3.6): b = momentum * b + D, theta -= lr * (D + momentum * b).
-
-It is compiled where the installation has a compiled kernel, with the bits of numpy.
-"""
+It is compiled where the installation has a compiled kernel, with the bits of numpy."""
 
 from collections.abc import Sequence
 

@@ -1,10 +1,6 @@
-"""What an outer optimizer consists of, and the state that it keeps between merges.
-
-The state of a fragment is one value, under one handle: arrays by name. Machines, snapshots and the
-fragment store pass it on whole and know none of the names. The number of steps that it has seen is
-one of its arrays, so a state and its count cannot part: whatever restores, forgets or restarts the
-one does so with the other, and digests cover both.
-"""
+"""What an outer optimizer consists of, and the state that it keeps between merges: one value, under
+one handle, of arrays by name. The number of steps is one of its arrays, so whatever restores,
+forgets or restarts a state does so with its count, and digests cover both."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,14 +21,8 @@ STEPS = "steps"
 
 
 class OuterStep(NamedTuple):
-    """What a step is given besides arrays.
-
-    Attributes:
-        outer: the settings.
-        number: which step it is since the state was zero; the first is 1.
-        scale: what the direction has to be multiplied by.
-        kernel: the arithmetic that is compiled for some optimizers.
-    """
+    """What a step is given besides arrays. ``number`` counts from 1 since the state was zero; the
+    direction has to be multiplied by ``scale``."""
 
     outer: Outer
     number: int

@@ -1,6 +1,5 @@
 """The outer optimizers by name. A new one is its file, its line here, and its name and settings in
-``job.config``.
-"""
+``job.config``."""
 
 import numpy as np
 
@@ -16,15 +15,12 @@ OPTIMIZERS: dict[OuterOptimizerName, OuterOptimizer] = {
     "sgd": SGD,
     "adam": ADAM,
 }
-"""What ``outer.optimizer`` may be."""
 
 
 def zero_state(outer: Outer, theta: F32) -> State:
-    """The state of a fragment before its first outer step."""
     arrays = {name: np.zeros_like(theta) for name in OPTIMIZERS[outer.optimizer].state}
     return {**arrays, STEPS: np.zeros(1, np.int64)}
 
 
 def usual_direction(outer: Outer, state: State) -> F32 | None:
-    """The usual direction of changes of a fragment; None if its optimizer has none."""
     return state.get(OPTIMIZERS[outer.optimizer].usual)
