@@ -1,6 +1,5 @@
 """A stage for actors: whatever is written as messages, machines and work runs, is recorded and
-replayed here. It knows nothing of learners and syncers.
-"""
+replayed here. It knows nothing of learners and syncers."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

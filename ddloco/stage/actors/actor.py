@@ -1,9 +1,6 @@
 """An actor: one machine, its links and its clock; the unit of recording, simulation and replay.
-
-Every event that the door admits is one tick of the actor's clock, so the number of an event is the
-actor's own entry, and every message sent while handling it carries that clock. The links handle an
-event first and pass facts on to the machine; the messages that the machine sends go through them.
-"""
+Every event that the door admits is one tick of its clock, so an event's number is the actor's own
+entry, and every message sent while handling it carries that clock."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -64,11 +61,8 @@ differently adds or renames one, so that old tapes are refused with an error mes
 
 
 class Machine(Protocol):
-    """The decisions of one actor, as a pure state machine.
-
-    A machine uses no await, clock, randomness, thread, file, socket or log call, and iterates in a
-    fixed order.
-    """
+    """The decisions of one actor, as a pure state machine: no await, clock, randomness, thread,
+    file, socket or log call, and a fixed order of iteration."""
 
     def handle(self, at: float, event: Event) -> list[Any]:
         """Handle one event, ``at`` seconds after the actor's start; returns effects in order."""
@@ -87,22 +81,16 @@ else:
 
 
 class OwnMachine(Struct, tag=True, forbid_unknown_fields=True):
-    """Base of the machines that are structs of their whole state, with declared types.
-
-    A machine of any other class is written by its attributes; see ``user_state``.
-    """
+    """Base of the machines that are structs of their whole state, with declared types. One of any
+    other class is written by its attributes; see ``user_state``."""
 
 
 class Actor(Struct, Generic[M, B, W, T], forbid_unknown_fields=True):
     """A machine with its links, timers and part in snapshots; made by ``new_actor``.
 
     Attributes:
-        machine: the machine that handles the events.
-        links: its links, with its clock and its array handles.
-        snapshots: its part in snapshots.
         at: the time of the newest event, in seconds since the actor's start.
         timers: the timers that are set, each with its due time, in the order of setting.
-        under_way: work that was requested and has not finished, by number.
         learned: the entries of other actors that the newest event changed in the clock.
         witnessed: whether the clock is already advanced to the event that is handled next.
         floors: for each actor, the lowest incarnation number that may still occur.
@@ -120,33 +108,24 @@ class Actor(Struct, Generic[M, B, W, T], forbid_unknown_fields=True):
 
     @property
     def incarnation(self) -> str:
-        """The actor's name with its incarnation number, as in ``learner-3.2``."""
         return self.links.clock.me
 
     @property
     def clock(self) -> ActorClock:
-        """The actor's vector clock."""
         return self.links.clock
 
     @property
     def handles(self) -> Handles:
-        """The references to arrays."""
         return self.links.handles
 
     @property
     def number(self) -> int:
-        """The number of the last event, 0 before the first."""
         return self.clock.number
 
     def witness(self, event: Event) -> dict[str, int]:
-        """Advance the clock by ``event``, which must be handled next.
-
-        The door calls this before the event is handled, so that the tape can record the result.
-        Only messages that the links will accept as part of an open session add entries.
-
-        Returns:
-            The entries of other actors that changed.
-        """
+        """Advance the clock by ``event``, which must be handled next, so that the tape can record
+        the result; returns the entries of other actors that changed. Only messages that the links
+        will accept as part of an open session add entries."""
         links = self.links
         if type(event) is MessageArrived and links.teaches(event):
             heard = event.clock
@@ -159,10 +138,8 @@ class Actor(Struct, Generic[M, B, W, T], forbid_unknown_fields=True):
         return learned
 
     def handle(self, at: float, event: Event) -> list[Effect]:
-        """Handle one event; returns the effects for the driver to perform, in order.
-
-        An array that came with a message is released at the end unless it was kept meanwhile.
-        """
+        """Handle one event; returns the effects for the driver to perform, in order. An array that
+        came with a message is released at the end unless it was kept meanwhile."""
         if not self.witnessed:
             self.witness(event)
         self.witnessed = False
@@ -195,7 +172,6 @@ class Actor(Struct, Generic[M, B, W, T], forbid_unknown_fields=True):
         return effects
 
     def _tell(self, at: float, fact: Any, effects: list[Effect]) -> None:
-        """Pass a fact to the snapshot adapter and the machine, and perform what they request."""
         snapshots = self.snapshots
         if type(fact) is Superseded:
             later = f"{actor_of(self.incarnation)}.{fact.number}"
@@ -220,7 +196,6 @@ class Actor(Struct, Generic[M, B, W, T], forbid_unknown_fields=True):
                 self._do(at, effect, effects)
 
     def _do(self, at: float, effect: Any, effects: list[Effect]) -> None:
-        """Perform an effect on the actor's own state; append any other to ``effects``."""
         # The exact type is compared because this is the most frequent call of an actor.
         kind = type(effect)
         if kind in LINK_EFFECTS:
@@ -249,7 +224,6 @@ class Actor(Struct, Generic[M, B, W, T], forbid_unknown_fields=True):
         return Moment(self.clock.number, self.clock.wire(), self.snapshots.peers())
 
     def _remember(self, event: Event, effects: list[Any]) -> None:
-        """Update the timers and the unfinished work to their state after this event."""
         if type(event) is TimerFired:
             self._unset(event.timer)
         elif type(event) is not MessageArrived and isinstance(event, WorkResult):
@@ -269,11 +243,8 @@ class Actor(Struct, Generic[M, B, W, T], forbid_unknown_fields=True):
         self.timers = [each for each in self.timers if each[0] != timer]
 
     def _renew(self, effects: list[Effect]) -> list[str]:
-        """Continue in another run, without the unfinished snapshots of the earlier one.
-
-        Returns:
-            The unfinished snapshots that this actor had begun.
-        """
+        """Continue in another run, without the unfinished snapshots of the earlier one; returns
+        those that this actor had begun."""
         former, links = self.snapshots, self.links
         self.snapshots = new_cutting(self.incarnation)
         self.snapshots.inherit(former)
@@ -301,13 +272,10 @@ class Actor(Struct, Generic[M, B, W, T], forbid_unknown_fields=True):
                 self._tell(at, fact, effects)
 
     def _capture(self, at: float, effects: list[Effect]) -> None:
-        """Capture the actor's state for each cut that this event belongs to.
-
-        Arrays that unfinished work is still computing are left out; an actor that resumes from the
-        snapshot starts that work again. The captures themselves are not part of the unfinished
-        work, because they could not be repeated: the worker's state has changed by then. If the
-        machine's state is not plain data, the actor's part of the snapshot fails with the reason.
-        """
+        """Capture the actor's state for each cut that this event belongs to, without arrays that
+        unfinished work is still computing: an actor that resumes starts that work again. Captures
+        are no unfinished work, because they could not be repeated: the worker's state has changed
+        by then."""
         coming = {handle for work in self.under_way.values() for handle in work.makes}
         there = tuple(name for name in sorted(self.handles.names()) if name not in coming)
         begun = self.snapshots.hold(there)
@@ -324,11 +292,8 @@ class Actor(Struct, Generic[M, B, W, T], forbid_unknown_fields=True):
         effects += [CaptureState(work, snapshot, state, there) for work, snapshot in begun]
 
     def write(self) -> bytes:
-        """Return the whole state as bytes.
-
-        Raises:
-            StateError: the machine's state is no plain data.
-        """
+        """Return the whole state as bytes. Raises ``StateError`` if the machine's state is no plain
+        data."""
         own = isinstance(self.machine, OwnMachine)
         return write_state(self if own else replace(self, machine=plain_state(self.machine)))
 
@@ -343,26 +308,14 @@ class Actor(Struct, Generic[M, B, W, T], forbid_unknown_fields=True):
 
 
 def new_actor(incarnation: str, machine: M) -> Actor[M, Any, Any, Any]:
-    """Return an actor before its first event.
-
-    Args:
-        incarnation: the actor's name with its incarnation number, as in ``learner-3.2``.
-        machine: the machine that handles the events.
-    """
     links = Links(ActorClock(incarnation), Handles())
     return Actor(machine, links, new_cutting(incarnation))
 
 
 @dataclass(frozen=True)
 class ActorStates(Generic[M]):
-    """Reads the states of actors whose machines are of one class.
-
-    Attributes:
-        machine: such a machine, as it is before its first event.
-        said: the union of the message bodies.
-        asked: the union of the work effects that the machine requests.
-        timed: the union of the timers that the machine sets.
-    """
+    """Reads the states of actors whose machines are of one class: ``machine``, as it is before its
+    first event, with the unions of its message bodies, its work effects and its timers."""
 
     machine: M
     said: Any
@@ -370,11 +323,8 @@ class ActorStates(Generic[M]):
     timed: Any
 
     def read(self, data: bytes) -> Actor[M, Any, Any, Any]:
-        """Read what ``Actor.write`` wrote.
-
-        Raises:
-            StateError: it is not the state of such an actor, or not the whole of it.
-        """
+        """Read what ``Actor.write`` wrote. Raises ``StateError`` if it is not the whole state of
+        such an actor."""
         asked, timed = AskedByAll | self.asked, TimerOfAll | self.timed
         if isinstance(self.machine, OwnMachine):
             own: Any = type(self.machine)
@@ -387,9 +337,4 @@ class ActorStates(Generic[M]):
         return replace(actor, machine=machine_from(self.machine, actor.machine))
 
     def read_flight(self, data: bytes) -> list[MessageArrived[Any]]:
-        """Read the messages that were in flight to such an actor.
-
-        Raises:
-            StateError: they are not such messages.
-        """
         return read_state(data, list[MessageArrived[self.said]])

@@ -1,8 +1,5 @@
-"""The effects that every actor may request besides those of ``transport``.
-
-An actor defines further work effects of its own. Work effects carry a number, ``work``, which
-their result event repeats. Arrays are named by handles.
-"""
+"""The effects that every actor may request besides those of ``transport``. Work effects carry a
+number, which their result event repeats. Arrays are named by handles."""
 
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -19,7 +16,6 @@ class Work(Effect, frozen=True):
     """Base of the effects that a worker performs; the result event repeats ``work``.
 
     Attributes:
-        result: the event that reports that the work is done.
         worker_state: what the work does with the worker's own state, which no handle names.
     """
 
@@ -29,8 +25,8 @@ class Work(Effect, frozen=True):
     worker_state: ClassVar[Literal["", "reads", "changes", "replaces"]] = ""
 
     def __init_subclass__(cls) -> None:
-        """Have the handles found among the fields of a kind of work, when they are first asked for:
-        before that, its fields have no defaults."""
+        """Have the handles found when they are first asked for: before that, the class's fields
+        have no defaults."""
         super().__init_subclass__()
         for use in ("reads", "makes"):
             if use not in cls.__dict__:
@@ -63,11 +59,8 @@ class Calculation(Work, frozen=True):
 
 
 class CaptureState(Work, frozen=True):
-    """Write the actor's part of ``snapshot``.
-
-    The part holds the actor's frozen state at the cut, the arrays that it held, and the worker's
-    state after the step that was running at the cut.
-    """
+    """Write the actor's part of ``snapshot``: its frozen state at the cut, the arrays that it held,
+    and the worker's state after the step that was running at the cut."""
 
     result = Captured
     worker_state = "reads"
@@ -102,11 +95,8 @@ AskedByAll = CaptureState | CaptureFlight | CommitSnapshot
 
 
 class TakeSnapshot(Effect, frozen=True):
-    """Begin a snapshot whose cut is this event.
-
-    The actor performs this effect itself; the driver never sees it. ``SnapshotSettled`` reports
-    the end of the snapshot.
-    """
+    """Begin a snapshot whose cut is this event. The actor performs this effect itself; the driver
+    never sees it."""
 
 
 class Observe(Effect, frozen=True):

@@ -18,10 +18,8 @@ class WorkResult(Event, frozen=True):
 
 
 class Computed(WorkResult, frozen=True):
-    """Base of the results of a user program's work.
-
-    ``made`` holds the digests of the arrays that the effect named; the runtime fills it in.
-    """
+    """Base of the results of a user program's work. The runtime fills in ``made``, the digests of
+    the arrays that the effect named."""
 
     made: tuple[bytes, ...] = ()
 
@@ -40,10 +38,8 @@ class WorkFailed(WorkResult, frozen=True):
 
 
 class Captured(WorkResult, frozen=True):
-    """A blob of the actor's part of a snapshot was written, or ``failed`` says why not.
-
-    ``content`` is its digest in hex.
-    """
+    """A blob of the actor's part of a snapshot was written (``content``: its digest in hex), or
+    ``failed`` says why not."""
 
     content: str = ""
     failed: str = ""
@@ -60,11 +56,9 @@ class SnapshotRequested(Event, frozen=True):
 
 
 class Restored(Event, frozen=True):
-    """The actor's first event after a cut, in a new run that resumes from the snapshot.
-
-    ``missing`` names the links whose peers do not resume from it. ``run`` identifies the new run;
-    it is empty if the runs of a job are not distinguished.
-    """
+    """The actor's first event after a cut, in a new run that resumes from the snapshot. ``missing``
+    names the links whose peers do not resume from it. ``run`` is empty if the runs of a job are not
+    distinguished."""
 
     snapshot: str
     missing: tuple[str, ...] = ()
@@ -72,10 +66,8 @@ class Restored(Event, frozen=True):
 
 
 class SnapshotSettled(Event, frozen=True):
-    """A snapshot that this actor began is complete, or ``failed`` says why not.
-
-    The actor passes this event to its machine; it is not recorded on the tape.
-    """
+    """A snapshot that this actor began is complete, or ``failed`` says why not. It is passed to the
+    machine, and not recorded on the tape."""
 
     snapshot: str
     failed: str = ""
@@ -88,10 +80,8 @@ class StopRequested(Event, frozen=True):
 
 
 class LeaveRequested(Event, frozen=True):
-    """The process must exit soon and will be restarted, on this host or another.
-
-    The actor leaves in an orderly way, and the job continues.
-    """
+    """The process must exit soon and will be restarted, on this host or another; the job
+    continues."""
 
     reason: str
 

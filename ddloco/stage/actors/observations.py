@@ -1,7 +1,6 @@
 """Names of log events that every actor may have; observers read them, too."""
 
 BEGUN, TAKEN, DISCARDED = "snapshot begun", "snapshot taken", "snapshot discarded"
-"""Log events of a snapshot."""
 
 FAILED = "snapshot part failed"
 """Log event of a participant that could not write its own part."""

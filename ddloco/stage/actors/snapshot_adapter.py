@@ -1,11 +1,6 @@
-"""An actor's part in snapshots, between its links and its machine.
-
-The links deliver the markers, and the in-flight messages are those that the links accept. The
-state is the whole actor: machine, links, clock, handles, timers and unfinished work. All of that is
-plain data, so a cut costs one encoding; arrays are referenced, not copied, until they are written.
-
-The cut is at the end of an event: markers are sent after every message of that event.
-"""
+"""An actor's part in snapshots, between its links and its machine. The state is the whole actor,
+which is plain data, so a cut costs one encoding; arrays are referenced until they are written. The
+cut is at the end of an event: markers are sent after every message of that event."""
 
 from collections.abc import Callable
 from typing import Any, Generic
@@ -69,7 +64,6 @@ OWN_BODIES = frozenset({Marker, SnapshotPart})
 
 
 def _refused(message: MessageArrived[Any], reason: str) -> Effect:
-    """Log that a peer's message about a snapshot was refused."""
     return Observe("refused", {"peer": message.sender, "reason": reason})
 
 
@@ -77,15 +71,9 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
     """One actor's part in snapshots; made by ``new_cutting``.
 
     Attributes:
-        participant: the decisions.
-        links_up: the incarnation at the other end of each link, by the link's name.
         incarnations: the links to each incarnation.
-        cuts: cuts at the end of the current event.
         held: snapshot and handles that are being written, by work number.
         flight: references to each handle for in-flight messages of incomplete cuts.
-        commits: the snapshots that are being committed, by work number.
-        allowances: the remaining allowance of each actor that begins snapshots.
-        newest_work: the work number that was given last.
         settled: events that the machine must handle.
     """
 
@@ -103,11 +91,9 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
     # Events.
 
     def hears(self, event: MessageArrived[Any], links: Links[Any]) -> list[Effect]:
-        """Record a message that is in flight at a cut, before the links handle it.
-
-        The marker that ends the recording of a lane is itself recorded, because it has a sequence
-        number in that lane.
-        """
+        """Record a message that is in flight at a cut, before the links handle it. The marker that
+        ends the recording of a lane is itself recorded, because it has a sequence number in that
+        lane."""
         if not self.participant.recording or not links.carries(event):
             return []
         times = self.participant.heard((event.sender, event.lane), event)
@@ -131,7 +117,6 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
     def take_part(
         self, at: float, fact: Any, moment: Callable[[], Moment], clock: ActorClock
     ) -> list[Effect]:
-        """Handle a fact that concerns snapshots; returns effects, as a machine does."""
         participant = self.participant
         match fact:
             case MessageArrived(body=Marker(snapshot)):
@@ -163,11 +148,8 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
                 return []
 
     def _marker_problem(self, at: float, snapshot: str, clock: ActorClock) -> str | None:
-        """Return why a marker is refused, or None.
-
-        A marker is refused if its snapshot cannot exist or if its actor begins too many. A peer
-        that knows a snapshot also has the event that began it in its clock.
-        """
+        """Return why a marker is refused, or None: its snapshot cannot exist, or its actor begins
+        too many. A peer that knows a snapshot also has the event that began it in its clock."""
         try:
             initiator, number = split(snapshot)
         except ValueError as error:
@@ -188,11 +170,9 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
         return self.allowances.setdefault(initiator, full).take(at)
 
     def _part_problem(self, sender: str, snapshot: str, part: Part) -> str | None:
-        """Return why a part of a snapshot is refused, or None.
-
-        A connected actor must send its own part of a snapshot that was begun here; the parts of
-        other actors arrive through the actors that they are connected to.
-        """
+        """Return why a part of a snapshot is refused, or None. A connected actor must send its own
+        part of a snapshot that was begun here; those of others arrive through the actors that they
+        are connected to."""
         problem = problem_of(part)
         if problem is not None:
             return f"$.body.{problem}"
@@ -206,19 +186,16 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
         return None
 
     def take(self, at: float, now: Moment) -> list[Effect]:
-        """Begin a snapshot with this event."""
         asked = self._do(self.participant.take(at, now))
         return [*(Observe(BEGUN, {"snapshot": each.snapshot}) for each in self.cuts), *asked]
 
     def joined(self, fact: PeerJoined) -> list[Effect]:
-        """Handle a new link."""
         self._unplug(fact.peer)
         self.links_up[fact.peer] = fact.incarnation
         self.incarnations.setdefault(fact.incarnation, []).append(fact.peer)
         return self._do(self.participant.joined(fact.incarnation))
 
     def lost(self, peer: str, reason: str) -> list[Effect]:
-        """Handle the loss of a link."""
         gone = self._unplug(peer)
         return self._do(self.participant.gone(gone, reason)) if gone is not None else []
 
@@ -238,7 +215,6 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
         return [*flight, *(each for _, handles in self.held.values() for each in handles)]
 
     def began(self) -> list[str]:
-        """Return the snapshots that this actor began and that are not yet settled."""
         committing = [each.snapshot for each in self.commits.values()]
         return [*self.participant.began(), *committing]
 
@@ -247,19 +223,15 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
         self.participant.inherit(former.participant)
 
     def wrote(self, work: Work) -> bool:
-        """Whether a work effect belongs to a snapshot."""
         return isinstance(work, CaptureState | CaptureFlight | CommitSnapshot)
 
     def timed(self, timer: Timer) -> bool:
-        """Whether a timer belongs to a snapshot."""
         return isinstance(timer, SnapshotTimer)
 
     def peers(self) -> tuple[str, ...]:
-        """Return the incarnations of the connected peers, sorted by name as bytes."""
         return tuple(sorted(self.links_up.values(), key=str.encode))
 
     def news(self) -> list[SnapshotSettled]:
-        """Return and clear the events that the machine must handle."""
         news, self.settled = self.settled, []
         return news
 
@@ -277,10 +249,8 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
         return effects
 
     def hold(self, handles: tuple[str, ...]) -> list[tuple[int, str]]:
-        """Note that ``handles`` are needed until they are written, once for each cut.
-
-        The caller adds the references to the handles, one for each cut.
-        """
+        """Note that ``handles`` are needed until they are written, once for each cut, for each of
+        which the caller adds a reference."""
         begun: list[tuple[int, str]] = []
         for cut in self.cuts:
             work = self._next_work()
@@ -336,7 +306,6 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
         return [MarkLanes(route, snapshot) for route in self._routes(peer)]
 
     def _routes(self, incarnation: str) -> list[str]:
-        """Return the links to an incarnation."""
         return self.incarnations.get(incarnation, [])
 
     def _record_flight(self, ask: RecordFlight[MessageArrived[Any]]) -> Effect:
@@ -354,7 +323,6 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
         return [Drop(handle) for handle in handles]
 
     def _land(self, handle: str) -> None:
-        """Remove one reference of an in-flight message."""
         left = self.flight[handle] - 1
         if left:
             self.flight[handle] = left
@@ -376,5 +344,4 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
 
 
 def new_cutting(incarnation: str) -> SnapshotAdapter[Any]:
-    """Return the part in snapshots of an actor before its first event."""
     return SnapshotAdapter(Participant(incarnation, LANES))

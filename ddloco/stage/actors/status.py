@@ -1,8 +1,5 @@
-"""What any actor is doing, for people and observers: its links, its work, its timers, its state.
-
-A machine with a ``status`` method says more about itself; of any other machine the attributes are
-shown, one by one.
-"""
+"""What any actor is doing, for people and observers. A machine with a ``status`` method says more
+about itself; of any other machine the attributes are shown, one by one."""
 
 import reprlib
 from typing import Any
@@ -28,9 +25,7 @@ class LinkStatus(Struct, frozen=True):
     """One link of an actor.
 
     Attributes:
-        peer: the incarnation at its other end.
         heard: the newest event of the peer that the actor has heard of.
-        waiting: messages to it that wait to be sent.
     """
 
     peer: str
@@ -42,23 +37,12 @@ class ActorStatus(Struct, frozen=True, kw_only=True):
     """The status of one actor.
 
     Attributes:
-        incarnation: the actor's incarnation.
-        events: the events that it has handled.
-        uptime_s: the time since its start.
-        linked: its links.
-        work: the work that is under way.
-        timers: seconds until each timer is due.
-        arrays: how many arrays it holds.
         state: its machine's attributes, as text; not those whose names begin with ``_``.
         error: the newest error on its tape: of its work, or of a link. It may be over.
         queue: events that have arrived and are not handled yet; None if it does not run.
         address: the address that was asked; of a recorded actor, its event.
-        name: the program's name.
-        job: the program's id.
-        refused_frames: the refused messages, by peer.
         sent_bytes: the bytes of all messages that it sent; None if it does not run.
         received_bytes: likewise, that it received.
-        problem: why there is no status.
     """
 
     incarnation: str = ""
@@ -81,7 +65,6 @@ class ActorStatus(Struct, frozen=True, kw_only=True):
 
 
 def actor_status(actor: Actor[Any, Any, Any, Any], at: float) -> ActorStatus:
-    """Return the status of an actor at ``at`` seconds since its start, as far as it knows it."""
     links, clock = actor.links, actor.clock.wire()
     peers = links.peers()[:LINKS_MAX]
     return ActorStatus(
@@ -104,7 +87,6 @@ def actor_status(actor: Actor[Any, Any, Any, Any], at: float) -> ActorStatus:
 
 
 def fields_of(machine: object) -> dict[str, str]:
-    """Return a machine's attributes as text of limited length."""
     names = getattr(machine, "__struct_fields__", None)
     held = ((name, getattr(machine, name)) for name in names) if names else attributes(machine)
     public = [(name, value) for name, value in held if not name.startswith("_")]
@@ -129,8 +111,6 @@ def _in_words(work: Any) -> str:
 
 
 class _Short(reprlib.Repr):
-    """Texts of values of limited size; the members of sets are sorted."""
-
     def __init__(self) -> None:
         super().__init__()
         self.maxstring = self.maxother = FIELD_CHARS_MAX

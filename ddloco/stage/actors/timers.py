@@ -28,7 +28,6 @@ class Named(Timer, frozen=True):
 
 
 SnapshotTimer = MarkerDeadline | PartDeadline
-"""The timers of an actor's part in snapshots."""
 
 TimerOfAll = LinkTimer | SnapshotTimer
 """The timers that every actor may set, besides its machine's."""
@@ -43,22 +42,18 @@ class Timers:
         self._numbers = count()
 
     def set(self, timer: Timer, at: float) -> None:
-        """Set or move a timer."""
         number = self._set[timer] = next(self._numbers)
         heapq.heappush(self._heap, (at, number, timer))
 
     def cancel(self, timer: Timer) -> None:
-        """Cancel a timer, if it is set."""
         self._set.pop(timer, None)
 
     def next_at(self) -> float | None:
-        """Return the due time of the next timer; None if no timer is set."""
         while self._heap and self._set.get(self._heap[0][2]) != self._heap[0][1]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now: float) -> Timer | None:
-        """Remove and return a timer that is due at ``now``; None if there is none."""
         at = self.next_at()
         if at is None or at > now:
             return None

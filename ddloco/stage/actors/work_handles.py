@@ -1,8 +1,6 @@
-"""Which arrays a piece of work reads and makes, as the types of its fields say.
-
-A field of type ``Read`` or ``Made`` is a handle; so are those in its tuples, in the values of its
-dicts, and in the structs that it holds. One that has a default may be empty, and then is left out.
-"""
+"""Which arrays a piece of work reads and makes: its fields of type ``Read`` or ``Made``, also
+within tuples, values of dicts, and structs. One that has a default may be empty, and then is left
+out."""
 
 from collections.abc import Callable
 from types import NoneType
@@ -21,11 +19,9 @@ Made = Annotated[str, "makes"]
 
 
 def handles_in(kind: type[Struct], use: Use) -> Callable[[Any], tuple[str, ...]]:
-    """Return what lists the handles in a struct of this kind, in the order of its fields.
-
-    It is compiled from the names of the fields, once for each kind: it is called for each piece of
-    work, and a loop over the fields would take three times as long.
-    """
+    """Return what lists the handles in a struct of this kind, in the order of its fields. It is
+    compiled, once for each kind: it is called for each piece of work, and a loop over the fields
+    would take three times as long."""
     found = _in_struct(kind, "work", use)
     one = len(found) == 1 and found[0].startswith("*work.")
     return eval(f"lambda work: {found[0][1:] if one else _tuple(found)}")  # noqa: S307, of fields

@@ -19,20 +19,13 @@ def does(kind: type[Work]) -> Callable[[M], M]:
 
 
 class Doer:
-    """Base of what does work by methods that are marked with ``does``.
-
-    Attributes:
-        kinds: the kinds that it does, each with the name of its method.
-    """
+    """Base of what does work by methods that are marked with ``does``; ``kinds`` has their
+    names."""
 
     kinds: ClassVar[Mapping[type[Work], str]] = {}
 
     def __init_subclass__(cls) -> None:
-        """Collect the marked methods.
-
-        Raises:
-            TypeError: two methods do one kind.
-        """
+        """Collect the marked methods. Raises ``TypeError`` if two of them do one kind."""
         super().__init_subclass__()
         found = dict(cls.kinds)
         for name, method in cls.__dict__.items():
@@ -43,5 +36,4 @@ class Doer:
 
 
 def doers(*parts: Doer) -> dict[type[Work], Callable[..., Any]]:
-    """Return the methods of these objects that do work, by kind."""
     return {kind: getattr(part, name) for part in parts for kind, name in part.kinds.items()}

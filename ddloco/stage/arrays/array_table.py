@@ -25,7 +25,6 @@ class HostCopy:
     """A learner's parameters after a step, in the layout of the fragment plan.
 
     Attributes:
-        region: all parameters, or those of one fragment.
         start: where the region begins in the layout of all parameters, in bytes.
         written: set once the worker has written the region.
     """
@@ -39,7 +38,8 @@ class HostCopy:
         return self.region.data[start - self.start : stop - self.start]
 
     def borrowed(self, arena: SharedMemory, start: int, stop: int) -> Bytes:
-        """The same bytes, for longer than the copy is needed; see ``SharedMemory.borrow``."""
+        """Return the same bytes, for longer than the copy is needed; see
+        ``SharedMemory.borrow``."""
         return arena.borrow(self.region, start - self.start, stop - self.start)
 
 
@@ -59,7 +59,6 @@ class ArrayTable:
 
     @property
     def shared(self) -> SharedMemory:
-        """The arena; only actors with a worker process have one."""
         assert self.arena is not None, "workers share memory"
         return self.arena
 
@@ -89,7 +88,6 @@ class ArrayTable:
             self.arena.free(region)
 
     def put(self, handle: str, stored: Stored | None) -> None:
-        """Store an array under a new handle."""
         assert handle not in self._stored, f"{handle} is named twice"
         self._stored[handle] = stored
         if self.arena is not None and isinstance(stored, Payload):
@@ -97,11 +95,9 @@ class ArrayTable:
                 self.arena.rest(part)
 
     def get(self, handle: str) -> Any:
-        """The array under a handle."""
         return self._stored[handle]
 
     def handles(self) -> list[str]:
-        """The handles of all arrays."""
         return list(self._stored)
 
     def known(self, *handles: str) -> bool:

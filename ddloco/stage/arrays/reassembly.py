@@ -1,9 +1,6 @@
-"""Reassembly of arriving messages from their chunks, below the door.
-
-Only incomplete messages are kept, and per actor at most one on each lane, that of the newest
-incarnation. So the number kept is bounded by the number of actors, however often they restart and
-whatever names a peer uses; the connection guard limits the size of each message.
-"""
+"""Reassembly of arriving messages from their chunks, below the door. Per actor at most one
+incomplete message is kept on each lane, that of the newest incarnation, however often an actor
+restarts and whatever names a peer uses; the connection guard limits the size of each message."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,12 +26,9 @@ class Reassembly:
         return len(self._unfinished)
 
     def feed(self, peer: str, lane: str, frames: Sequence[Frame]) -> Message[Any] | None:
-        """Process one ZeroMQ message; returns the message that it completes, or None.
-
-        Raises:
-            RemoteProtocolError: see `Assembler.feed`; or a newer incarnation of the same actor has
-                an incomplete message.
-        """
+        """Process one ZeroMQ message; returns the message that it completes, or None. Raises
+        ``RemoteProtocolError`` as ``Assembler.feed`` does, or if a newer incarnation of the actor
+        has an incomplete message."""
         key = (actor_of(peer), lane)
         other, begun = self._unfinished.get(key, ("", None))
         if begun is not None and other == peer:

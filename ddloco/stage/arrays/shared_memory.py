@@ -1,16 +1,7 @@
-"""Memory shared with a worker process, for host copies and the fragments that overwrite them.
-
-It consists of two unnamed files whose descriptors the worker inherits: one in memory, if the system
-supports that, and one in the folder for temporary files, used when the first is full, or holds as
-many bytes that have arrived from others as it may. Both vanish with the last process that has them
-open, even after SIGKILL. Regions are mapped one by one, so the files can grow. Freed regions are
-reused for the same size, once nothing that was borrowed from them is read any more. The memory of
-those that are not needed soon is given back to the system: a whole model, or a donor's state,
-passes through only once.
-
-Space is reserved before it is mapped: writing to a page for which a full file system has no room
-kills a process with SIGBUS.
-"""
+"""Memory shared with a worker process, in two unnamed files whose descriptors it inherits: one in
+memory, and one in the folder for temporary files, used when the first is full. They vanish with the
+last process that has them open, even after SIGKILL. Space is reserved before it is mapped: writing
+to a page for which a full file system has no room kills a process with SIGBUS."""
 
 import errno
 import mmap
@@ -56,17 +47,11 @@ class Region:
 
 
 class SharedMemory:
-    """The owner's side: allocates and frees.
-
-    Args:
-        folders: the folders for its files, in order of preference; by default memory, and the
-            folder for temporary files (``TMPDIR``).
-        arrived_max: how many bytes that have arrived may be in the first; further ones lie in the
-            second, from where the system takes their memory back. None for no limit.
-
-    Raises:
-        OSError: no file can be created in either.
-    """
+    """The owner's side: allocates and frees. Freed regions are reused for the same size, once
+    nothing that was borrowed from them is read any more; the memory of those that are not needed
+    soon is given back: a whole model, or a donor's state, passes through only once. Of what has
+    arrived from others, at most ``arrived_max`` bytes are in the first file; the system takes
+    memory back from the second. ``OSError`` if no file can be created."""
 
     def __init__(
         self, folders: Sequence[Path] | None = None, arrived_max: float | None = None
@@ -93,19 +78,11 @@ class SharedMemory:
         self._freed_while_borrowed: dict[int, Region] = {}
 
     def filenos(self) -> tuple[int, ...]:
-        """The descriptors that a worker inherits; -1 for a file that does not exist."""
         return tuple(-1 if file is None or file.closed else file.fileno() for file in self._files)
 
     def allocate(self, nbytes: int, *, arrived: bool = False) -> Region:
-        """A region of ``nbytes`` with arbitrary contents.
-
-        Args:
-            nbytes: its size.
-            arrived: whether it is for bytes from another actor, of which there may be many.
-
-        Raises:
-            OSError: there is no room; says what helps.
-        """
+        """Return a region with arbitrary contents, ``arrived`` if for bytes from another actor, of
+        which there may be many. ``OSError`` without room says what helps."""
         region = self._allocated(nbytes, range(len(self._files)), arrived=arrived)
         if region is None:
             raise self._no_room(nbytes)
@@ -114,7 +91,8 @@ class SharedMemory:
     def _allocated(
         self, nbytes: int, files: Sequence[int], *, arrived: bool = False
     ) -> Region | None:
-        """A region that was freed, or a new one, in one of these files; None without room."""
+        """Return a region that was freed, or a new one, in one of these files; None without
+        room."""
         self._take_back()
         if arrived and sum(self._arrived.values()) + nbytes > self._arrived_max:
             files = files[::-1]
@@ -138,7 +116,6 @@ class SharedMemory:
         return region
 
     def _reserve(self, index: int, nbytes: int) -> Region | None:
-        """A region in one file; None if the file system is full."""
         file, offset, span = self._files[index], self._ends[index], _span(nbytes)
         if file is None:
             return None
@@ -227,7 +204,6 @@ class SharedMemory:
         return borrowed
 
     def _take_back(self) -> None:
-        """Make freed regions available of which nothing is borrowed any more."""
         while self._returned:
             offset = self._returned.popleft()
             self._borrowed[offset] -= 1
@@ -277,7 +253,6 @@ class ArenaView:
 
 
 def _open(folder: Path) -> IO[bytes] | None:
-    """An unnamed file in a folder; None if it cannot be created."""
     try:
         return tempfile.TemporaryFile(dir=folder)
     except OSError:

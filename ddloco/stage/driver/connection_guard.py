@@ -1,9 +1,6 @@
-"""The connection guard: checks who may send to an actor, for whom, and about whom.
-
-It works below the door: a message that it rejects becomes no event and is on no tape. It knows the
-names of the job's actors, but not how their machines interpret a message; machines reject by
-themselves what only they can judge.
-"""
+"""The connection guard: checks who may send to an actor, for whom, and about whom. It works below
+the door: a message that it rejects becomes no event and is on no tape. Machines reject by
+themselves what only they can judge."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -30,7 +27,6 @@ class ConnectionGuard:
         self._hellos = Allowances(HELLOS_AT_ONCE, HELLOS_PER_S)
 
     def check(self, peer: str, header: Header[Any]) -> None:
-        """Reject a message that ``peer`` cannot have sent."""
         sender = header.sender
         if sender != peer and actor_of(sender) != peer:
             raise RemoteProtocolError(f"$.sender: {sender} speaks on the lane of {peer}")
@@ -44,7 +40,6 @@ class ConnectionGuard:
         self._admits(header)
 
     def may_greet(self, now: float, sender: str) -> bool:
-        """Whether an actor of the job may send another Hello now."""
         return self._hellos.take(actor_of(sender), now)
 
     def _is_known(self, name: str) -> bool:

@@ -1,8 +1,5 @@
-"""The door of an actor: every event is recorded and handled here.
-
-Live runs, simulations and scheduled runs differ in the source of events and in how effects are
-performed; they share this door.
-"""
+"""The door of an actor, which live runs, simulations and scheduled runs share: they differ in the
+source of events and in how effects are performed."""
 
 from ddloco.stage.actors.actor import Actor
 from replay import Recorder
@@ -11,20 +8,10 @@ from transport import Effect, Event
 
 def admit(actor: Actor, recorder: Recorder | None, at: float, event: Event) -> list[Effect]:
     """Stamp, tape, handle, tape: in this order, always. Returns the effects to perform, in order.
-
     The event is on the tape before it is handled, and the digest of the effects before any of them
-    is performed.
-
-    Args:
-        actor: the actor that handles the event.
-        recorder: writes the actor's tape; None to record nothing.
-        at: seconds since the actor's start.
-        event: the event; an array that it names is already in the array table.
-
-    Raises:
-        TapeError: the tape cannot be written, and the recorder is configured to raise then.
-        Exception: any exception of the machine, after it was recorded on the tape.
-    """
+    is performed. An array that the event names is already in the array table. ``TapeError`` if the
+    tape cannot be written and the recorder raises then; an exception of the machine is recorded
+    before it is raised."""
     if recorder is None:
         return actor.handle(at, event)
     learned = actor.witness(event)

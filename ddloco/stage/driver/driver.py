@@ -1,10 +1,6 @@
-"""The driver: one trio task per actor, and the only door to the world.
-
-It takes the next event (a message, a timer, finished work), stamps it with the actor's clock,
-writes it to the tape, lets the actor handle it, writes the digest of the effects, and only then
-performs them. Every door through which nondeterminism enters is in this file: the time, the order
-of arrivals, the completion of work, and requests from outside.
-"""
+"""The driver: one trio task per actor, and the only door to the world. Every door through which
+nondeterminism enters is in this file: the time, the order of arrivals, the completion of work, and
+requests from outside."""
 
 import contextlib
 import errno
@@ -84,8 +80,6 @@ LANE_NAMES: dict[str, Lane] = {lane: lane for lane in LANES}
 
 
 class Executor(Protocol):
-    """Performs the work effects of an actor."""
-
     def do(self, work: Work) -> Awaitable[WorkResult]:
         """Perform one work effect, possibly starting at once; a failure is a result as well."""
         ...
@@ -95,7 +89,7 @@ class Fence(Protocol):
     """Keeps two processes from acting as one actor; see ``ddloco.stage.nodes.lease``."""
 
     def holds(self) -> bool:
-        """Whether the actor may act."""
+        """Return whether the actor may act."""
         ...
 
     def confirm(self) -> None:
@@ -120,26 +114,10 @@ class Arrived:
 
 
 class Driver:
-    """Runs one actor until it is finished.
-
-    Args:
-        actor: the actor to run.
-        said: the union of the message bodies that the codec accepts.
-        job_id: sent with every message; messages of another job are refused.
-        actors: the names of the job's actors; messages that name others are refused.
-        endpoint: carries messages; the caller dials and listens on its addresses.
-        executor: performs work effects.
-        arrays: the arrays by handle.
-        recorder: writes the tape.
-        time: the actor's time.
-        log: receives observations.
-        admits: raises RemoteProtocolError if a message's tensors do not fit its body. Machines
-            cannot check this, because they see only digests.
-        allocate: allocates buffers for arriving payloads.
-        facts: returns further fields of the status for observers.
-        fence: what is asked before each event whether the actor may still act; if not, it ends, and
-            writes nothing more.
-    """
+    """Runs one actor until it is finished. Messages of another job, or that name other actors, are
+    refused. ``admits`` raises ``RemoteProtocolError`` if a message's tensors do not fit its body,
+    which machines cannot check, because they see only digests. ``fence`` is asked before each event
+    whether the actor may still act; if not, it ends, and writes nothing more."""
 
     def __init__(
         self,
@@ -161,7 +139,6 @@ class Driver:
     ) -> None:
         self.actor = actor
         self.refused: dict[str, int] = {}
-        """The number of refused messages, by peer."""
         self.seen: dict[str, dict[str, Any]] = {}
         """The fields of the newest observation of each kind, whatever became of the log."""
         self.sent_bytes = self.received_bytes = 0
@@ -188,10 +165,8 @@ class Driver:
         self._timers = Timers()
         self._urgent: deque[Arrived | Event] = deque()
         self._error = ""
-        """The newest error that an event told of."""
         self._asked_to_leave = False
         self._asked_to_stop = False
-        """Whether an observer has asked for the end."""
         self._early: dict[tuple[str, Lane], Arrived] = {}
         """For each actor of the job and lane, the newest Hello that came before this actor listens.
         Admitted at once, it would have no effect, and its sender would repeat it up to a second
@@ -200,21 +175,11 @@ class Driver:
         self._inbox, self._waiting = trio.open_memory_channel[Arrived | Event](INBOX_MAX)
 
     async def run(self, first: Event, pending: Sequence[Arrived | Event] = ()) -> Finish:
-        """Handle ``first`` and all later events until the actor finishes.
-
-        If ``first`` is ``Restored``, the timers of the snapshot are set and its unfinished work is
-        started again, except for work whose result is in ``pending``.
-
-        Args:
-            first: the first event.
-            pending: events to handle next: in-flight messages and work results of the snapshot.
-
-        Returns:
-            The effect with which the actor finished.
-
-        Raises:
-            TapeError: the tape cannot be written, and the job says that this ends the actor.
-        """
+        """Handle ``first``, then ``pending`` (in-flight messages and results of the snapshot), and
+        all later events until the actor finishes; returns that effect. After ``Restored``, the
+        timers of the snapshot are set and its unfinished work is started again, but for what has a
+        result in ``pending``. ``TapeError`` if the tape cannot be written, and that ends the
+        actor."""
         try:
             return await self._run(first, pending)
         finally:
@@ -249,10 +214,8 @@ class Driver:
 
     async def _connected(self, missing: Sequence[str]) -> None:
         """Wait until the peers of all restored links are connected, at most ``CONNECT_S`` seconds.
-
         A message to a peer that is not yet connected would break the link, and a restored link has
-        no handshake that could establish it again.
-        """
+        no handshake that could establish it again."""
         peers = [peer for peer in self.actor.links.peers() if peer not in missing]
         routes = [f"{peer}/{lane}" for peer in peers for lane in LANES]
         with trio.move_on_after(CONNECT_S):
@@ -272,7 +235,6 @@ class Driver:
                 self._nursery.start_soon(self._work, self._executor.do(work))
 
     def request_stop(self, reason: str) -> None:
-        """Request an orderly end of the actor; ``reason`` is logged."""
         self.tell(StopRequested(reason))
 
     def request_leave(self, reason: str) -> None:
@@ -281,18 +243,15 @@ class Driver:
         self.tell(LeaveRequested(reason))
 
     def request_snapshot(self) -> None:
-        """Request a snapshot of the whole job, of a syncer that leads."""
         self._requested("snapshot", "")
 
     def tell(self, event: Event) -> None:
-        """Have the actor handle something that happened on its host."""
         try:
             self._inbox.send_nowait(event)
         except (trio.BrokenResourceError, trio.WouldBlock):
             self._urgent.append(event)
 
     def _requested(self, what: Request, who: str) -> bool:
-        """Pass an observer's request to the actor; returns whether the inbox had room for it."""
         if what == "stop":
             if not self._asked_to_stop:  # Observers repeat it until they hear of the end.
                 self._asked_to_stop = True
@@ -314,10 +273,6 @@ class Driver:
         self.note(FAILED_ASIDE, {"what": name, "reason": reason})
 
     def status(self) -> dict[str, Any]:
-        """Return the status for observers as plain data; it is not recorded on the tape.
-
-        What a machine without a ``status`` method does is seen from outside; see ``ActorStatus``.
-        """
         at, actor = self._time.now(), self.actor
         told = getattr(actor.machine, "status", None)
         of_machine: dict[str, Any] = (
@@ -341,7 +296,6 @@ class Driver:
     # The door.
 
     async def _next(self) -> None:
-        """Admit the next event, unless the actor may no longer act."""
         came = await self._coming()
         if came is not None and await self._may_act():
             self._take(came)
@@ -411,7 +365,6 @@ class Driver:
         self._admit(event, payload)
 
     def _admit(self, event: Event, payload: Payload | None) -> None:
-        """Admit an event through the door and perform its effects."""
         if payload is not None and isinstance(event, MessageArrived):
             self._arrays.put(event.handle, payload)
         at = self._time.now()
@@ -454,7 +407,6 @@ class Driver:
                 self._nursery.start_soon(self._work, self._executor.do(effect))
 
     def _observe(self, at: float, event: str, fields: dict[str, Any]) -> None:
-        """Tell people: in the log, and who observes."""
         self.seen[event] = fields
         number, ref = self.actor.number, self._ref
         self._best.do("log", partial(self._log.observe, event, at, number, fields), None)
@@ -497,7 +449,6 @@ class Driver:
     # Arrivals.
 
     async def _deliver(self, arrival: Arrival) -> None:
-        """Reassemble an arrival; a complete message enters the inbox, an invalid one is refused."""
         if arrival.route.startswith((OBSERVER, OWNER)):
             self._best.do("observers", partial(self._observers.take, arrival), None)
             return

@@ -10,7 +10,6 @@ most 8 GiB, in chunks of 2 MiB. They are references to arrays, not copies."""
 
 
 def new_endpoint(context: "object", curve: Curve | None = None) -> ZmqEndpoint:
-    """An endpoint with a job's limits, and with an actor's keys if the job uses keys."""
     return ZmqEndpoint(
         context,  # pyright: ignore[reportArgumentType]
         queue_messages_max=QUEUE_MESSAGES_MAX,
@@ -19,6 +18,5 @@ def new_endpoint(context: "object", curve: Curve | None = None) -> ZmqEndpoint:
 
 
 async def dial(endpoint: ZmqEndpoint, peer: str, address: str, incarnation: str) -> None:
-    """Connect both lanes from one actor to another."""
     for lane in LANES:
         await endpoint.dial(address, route=f"{peer}/{lane}", identity=f"{incarnation}/{lane}")

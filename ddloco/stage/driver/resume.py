@@ -27,7 +27,6 @@ Passed = tuple[str, str, int, int]
 
 
 def passed(event: MessageArrived[Any]) -> Passed:
-    """Return the key that identifies a message at its receiver."""
     return (event.sender, event.lane, event.session, event.seq)
 
 
@@ -36,9 +35,6 @@ class Start:
     """The state from which one actor resumes.
 
     Attributes:
-        part: the actor's entry in the manifest.
-        actor: the actor after its last event before the cut.
-        arrays: the tensors that it held, by handle.
         flight: the in-flight messages to it, in order of arrival.
         brought: the tensors of the in-flight messages, by handle.
         blobs: the digests of its other blobs, by kind and name.
@@ -54,12 +50,10 @@ class Start:
     results: Sequence[WorkResult]
 
     def lay_out(self, arrays: ArrayTable) -> None:
-        """Put the actor's arrays into the array table."""
         for handle, tensors in self.arrays.items():
             arrays.put(handle, payload_from(tensors))
 
     def arrivals(self, job_id: str) -> list[Arrived]:
-        """Return the in-flight messages as arrivals for the driver."""
         arrived: list[Arrived] = []
         for event in self.flight:
             header = Header(
@@ -71,17 +65,12 @@ class Start:
         return arrived
 
     def payload(self, event: MessageArrived[Any]) -> Payload | None:
-        """Return the payload of an in-flight message; None if it had none."""
         return payload_from(self.brought[event.handle]) if event.handle else None
 
 
 def load_start(store: Store, part: Part, states: ActorStates[Any]) -> Start:
-    """Read the state of one participant.
-
-    Raises:
-        SnapshotError: a blob is missing, damaged, or of another version of this program.
-        StorageError: the store cannot be read.
-    """
+    """Read the state of one participant. Raises ``SnapshotError`` if a blob is missing, damaged, or
+    of another version of this program, ``StorageError`` if the store cannot be read."""
     blobs: dict[tuple[str, str], str] = {}
     arrays: dict[str, dict[str, Tensors]] = {"state": {}, "flight": {}}
     for digest in part.contents:
@@ -123,10 +112,7 @@ class StartPoint(Generic[S]):
     """A snapshot that a run or a replay starts from; it can be used only once.
 
     Attributes:
-        snapshot: the id of the snapshot.
         place: the folder or URL of the store.
-        parts: the manifest entries of all participants.
-        starts: the states of the participants that resume here, by incarnation.
         notes: what whoever continues from it should know first, a line each.
     """
 
@@ -142,13 +128,11 @@ class StartPoint(Generic[S]):
         return f"{self.place}/{self.snapshot}"
 
     def start(self, incarnation: str) -> S | None:
-        """Return the state that an incarnation resumes from; None if it is not in the snapshot."""
         return self.starts.get(incarnation)
 
     def first(
         self, start: Start, names: Collection[str], job_id: str, run: str = ""
     ) -> tuple[Restored, list[Arrived | WorkResult]]:
-        """Return the first event of an actor that resumes, and what follows it at once."""
         restored = Restored(self.snapshot, self.missing(start, names), run)
         return restored, [*start.results, *start.arrivals(job_id)]
 
@@ -169,10 +153,8 @@ class StartPoint(Generic[S]):
         return self.is_former(incarnation) or self.heard(incarnation) > 0
 
     def is_former(self, incarnation: str) -> bool:
-        """Whether a participant knew a newer incarnation of the same actor.
-
-        The newer incarnation need not be in the snapshot. Clocks have no entries for older ones.
-        """
+        """Whether a participant knew a newer incarnation of the same actor, which need not be in
+        the snapshot. Clocks have no entries for older ones."""
         return number_of(incarnation) < self.known(actor_of(incarnation))
 
     def heard(self, incarnation: str) -> int:
@@ -180,10 +162,8 @@ class StartPoint(Generic[S]):
         return max(part.clock.get(incarnation, 0) for part in self.parts)
 
     def incarnation(self, name: str) -> str:
-        """Return the incarnation under which an actor resumes.
-
-        An actor that is not in the snapshot starts as a number above all known ones.
-        """
+        """Return the incarnation under which an actor resumes; one that is not in the snapshot
+        starts as a number above all known ones."""
         present = [who for who in self.starts if actor_of(who) == name]
         return present[0] if present else f"{name}.{self.known(name) + 1}"
 
@@ -193,7 +173,6 @@ class StartPoint(Generic[S]):
         return max(map(number_of, known), default=0)
 
     def missing(self, start: Start, names: Collection[str]) -> tuple[str, ...]:
-        """Return the links whose peers do not resume in a run with the actors ``names``."""
         links = start.actor.links
         come = {part.who for part in self.parts if actor_of(part.who) in names}
         return tuple(peer for peer in links.peers() if links.incarnation(peer) not in come)
@@ -203,12 +182,8 @@ def read_start_point(
     place: str | Path, snapshot: str, load: Callable[[Store, Part], S], only: str | None = None
 ) -> StartPoint[S]:
     """Read a snapshot, by id or ``latest``, and verify the digests of what is read; of the actor
-    ``only``, if the others resume elsewhere.
-
-    Raises:
-        SnapshotError: the snapshot is missing, damaged, or of another version of this program.
-        StorageError: the store cannot be read.
-    """
+    ``only``, if the others resume elsewhere. Raises ``SnapshotError`` and ``StorageError`` as
+    ``load_start`` does."""
     store = Store(place)
     if only is not None and snapshot == NEWEST:
         # All actors must find the same one, so each of them reads all of it.
@@ -223,19 +198,16 @@ def read_start_point(
 
 
 def continuing(program: P, start_point: StartPoint[Any] | None) -> P:
-    """The program whose processes continue from this very snapshot, whatever is the newest then,
-    and need not check its place again; as it is without a snapshot."""
+    """Return the program whose processes continue from this very snapshot, whatever is the newest
+    then, and need not check its place again."""
     if start_point is None:
         return program
     return replace(program, snapshot_said=start_point.said, trust=True)
 
 
 def place_and_id(said: str) -> tuple[str, str]:
-    """Split a user's name of a snapshot into store and id.
-
-    The name is ``PLACE/ID`` or ``PLACE/latest``, or the store or a run folder alone, which means
-    its newest snapshot.
-    """
+    """Split a user's name of a snapshot into store and id: ``PLACE/ID`` or ``PLACE/latest``, or the
+    store or a run folder alone, which means its newest snapshot."""
     for place in (Path(said), Path(said) / SNAPSHOTS):
         if (place / BLOBS).is_dir():
             return str(place.absolute()), NEWEST
@@ -268,11 +240,8 @@ def place_now(place: str, tape: Path) -> str:
 
 
 def existing_place(said: str) -> tuple[str, str]:
-    """As ``place_and_id``, for a folder that must hold snapshots.
-
-    Raises:
-        SnapshotError: it is missing, or holds none.
-    """
+    """As ``place_and_id``, for a folder that must hold snapshots; ``SnapshotError`` if it holds
+    none."""
     place, snapshot = place_and_id(said)
     if "://" in place or Store(place).exists():
         return place, snapshot
@@ -286,11 +255,8 @@ def existing_place(said: str) -> tuple[str, str]:
 
 
 def check_said(said: str, place: str, own: str, *, trust: bool) -> None:
-    """Refuse to continue from states that another user may have written.
-
-    Raises:
-        ConfigError: the place is neither that of a run that this user recorded, nor the new run's.
-    """
+    """Refuse, with ``ConfigError``, to continue from states that another user may have written: the
+    place is neither that of a run that this user recorded, nor the new run's."""
     if trust:
         return
     for folder in (Path(said), Path(place).parent):
@@ -307,11 +273,8 @@ def check_said(said: str, place: str, own: str, *, trust: bool) -> None:
 def place_outside(
     said: str, folder: Path, find: Callable[[str], tuple[str, str]] = existing_place
 ) -> tuple[str, str]:
-    """Split a user's name of a snapshot with ``find``, for a run that will write to ``folder``.
-
-    Raises:
-        SnapshotError: the store is in that folder.
-    """
+    """Split a user's name of a snapshot with ``find``, for a run that will write to ``folder``;
+    ``SnapshotError`` if the store is in that folder."""
     place, snapshot = find(said)
     if "://" not in place and Path(place).is_relative_to(folder.absolute()):
         raise SnapshotError(

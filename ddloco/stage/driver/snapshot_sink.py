@@ -39,17 +39,10 @@ class SnapshotSink(Protocol):
 
 
 class StoreSink:
-    """Writes the snapshots of a run to a store.
-
-    Args:
-        store: the store.
-        facts: facts about the run for the manifest, such as its job, and the run's name in a store
-            that several runs share.
-        keep: the number of snapshots that are retained.
-        keep_every: every such number of snapshots, one is retained forever; 0 for none.
-        warn: called in a thread, once for each problem with an older snapshot.
-        confirm: called before a commit; raises OSError if another process acts as this actor.
-    """
+    """Writes the snapshots of a run to a store. ``facts`` go into the manifest; every
+    ``keep_every``-th snapshot is retained forever. ``warn`` is called in a thread, once for each
+    problem with an older snapshot, ``confirm`` before a commit: it raises ``OSError`` if another
+    process acts as this actor."""
 
     def __init__(
         self,
@@ -70,15 +63,12 @@ class StoreSink:
         self._keep_every = keep_every
 
     def write_bytes(self, data: bytes) -> Blob:
-        """Write a blob."""
         return self._store.write_bytes(data)
 
     def write_tensors(self, arrays: Mapping[str, NDArray[Any]]) -> Blob:
-        """Write named arrays as one blob."""
         return self._store.write_tensors(arrays)
 
     def write_piece(self, entries: Sequence[Entry]) -> str:
-        """Write the list of the blobs; returns its digest in hex."""
         return self._store.write_piece(entries)
 
     def commit(self, snapshot: str, parts: Sequence[Part], absent: Mapping[str, str]) -> None:
@@ -103,15 +93,12 @@ class DigestSink:
     """Computes the digests that ``StoreSink`` would return, and writes nothing."""
 
     def write_bytes(self, data: bytes) -> Blob:
-        """Return the blob that would be written."""
         return _blob([memoryview(data)])
 
     def write_tensors(self, arrays: Mapping[str, NDArray[Any]]) -> Blob:
-        """Return the blob that would be written."""
         return _blob(pack(arrays))
 
     def write_piece(self, entries: Sequence[Entry]) -> str:
-        """Return the digest that the list would have."""
         return self.write_bytes(encode_piece(entries)).digest
 
     def commit(self, snapshot: str, parts: Sequence[Part], absent: Mapping[str, str]) -> None:

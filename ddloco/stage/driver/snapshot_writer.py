@@ -1,7 +1,5 @@
-"""Writes an actor's part of a snapshot, in a background thread.
-
-Arrays are referenced by handles and never change, so nothing is copied.
-"""
+"""Writes an actor's part of a snapshot, in a background thread. Arrays are referenced by handles
+and never change, so nothing is copied."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +27,6 @@ AT_ONCE = 2
 Tensors = Mapping[str, NDArray[Any]]
 
 Held = list[tuple[Kind, str, Tensors]]
-"""The kind, name and tensors of the arrays to write."""
 
 
 class ActorCapture(Doer):
@@ -41,17 +38,14 @@ class ActorCapture(Doer):
 
     @does(CaptureState)
     def state(self, work: CaptureState) -> Awaitable[Captured | WorkFailed]:
-        """Write the actor's state at the cut and the arrays that it held."""
         return self._caught(work.work, partial(self._write_state, work, self._held(work.handles)))
 
     @does(CaptureFlight)
     def flight(self, work: CaptureFlight) -> Awaitable[Captured | WorkFailed]:
-        """Write the in-flight messages and their arrays."""
         return self._caught(work.work, partial(self._write_flight, work, self._held(work.handles)))
 
     @does(CommitSnapshot)
     async def commit(self, work: CommitSnapshot) -> Committed | WorkFailed:
-        """Write the manifest; an error of the store is a ``WorkFailed``."""
         try:
             commit = partial(self._sink.commit, work.snapshot, work.parts, work.absent)
             await trio.to_thread.run_sync(in_background, commit)
@@ -66,10 +60,8 @@ class ActorCapture(Doer):
             return _failed(work, error)
 
     def _held(self, handles: Sequence[str]) -> Held:
-        """Look up the arrays to write, before the write is awaited.
-
-        The replay of a failed write does not await it, and the handles may be released by then.
-        """
+        """Look up the arrays to write, before the write is awaited. The replay of a failed write
+        does not await it, and the handles may be released by then."""
         return [("array", name, self._tensors(name)) for name in dict.fromkeys(handles)]
 
     def _tensors(self, handle: str) -> Tensors:

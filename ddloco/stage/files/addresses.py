@@ -1,8 +1,6 @@
 """The addresses of actors: checked before anything listens on or dials them, and their files.
-
 libzmq accepts nearly everything: port 99999 becomes 34463, port -1 becomes 65535, and an invalid
-host is dialled for ever without an error.
-"""
+host is dialled for ever without an error."""
 
 import ipaddress
 import re
@@ -29,22 +27,16 @@ _WANT = "want tcp://HOST:PORT"
 
 
 def check_listen(option: str, address: str) -> None:
-    """Check that an address is valid for listening.
-
-    Raises:
-        ConfigError: it is not; names the option and the problem.
-    """
+    """Check that an address is valid for listening; ``ConfigError`` names the option and the
+    problem."""
     problem = _problem(address, listens=True)
     if problem is not None:
         raise ConfigError(f"{option} {_shown(address)}: {problem}")
 
 
 def check_dial(option: str, address: str) -> None:
-    """Check that an address is valid for dialling, also one in an existing file.
-
-    Raises:
-        ConfigError: it is not; names the option and the problem.
-    """
+    """Check an address for dialling, also one in an existing file; ``ConfigError`` names the
+    problem."""
     problem = None
     if address.startswith(FILE):
         problem = _problem_in_file(address.removeprefix(FILE))
@@ -55,18 +47,14 @@ def check_dial(option: str, address: str) -> None:
 
 
 def check_advertise(option: str, address: str) -> None:
-    """Check that an address is one by which hosts may reach a syncer; its port may be ``*``.
-
-    Raises:
-        ConfigError: it is not; names the option and the problem.
-    """
+    """Check that hosts may reach a syncer by an address, whose port may be ``*``; else
+    ``ConfigError``."""
     check_listen(option, address)
     if not address.startswith("tcp://") or address.startswith("tcp://*:"):
         raise ConfigError(f"{option} {address}: other hosts cannot dial it; {_WANT}")
 
 
 def _shown(address: str) -> str:
-    """An address in printable form on one line."""
     return address[:200] if address.isprintable() else ascii(address[:200])
 
 
@@ -148,14 +136,9 @@ def _ipc_problem(path: str, *, listens: bool) -> str | None:
 
 
 def write_address(folder: Path, name: str, bound: str, advertise: str = "") -> str:
-    """Write an actor's address file: the advertised address, or the one that it is bound to.
-
-    An actor that listens on all interfaces is bound to an address that cannot be dialled. Without
-    ``advertise`` the file then has the address by which this machine reaches it.
-
-    Returns:
-        The address in the file.
-    """
+    """Write an actor's address file: the advertised address, or the one that it is bound to;
+    returns it. One that listens on all interfaces is bound to an address that cannot be dialled:
+    without ``advertise`` the file then has the address by which this machine reaches it."""
     host, _, port = bound.rpartition(":")
     if advertise.startswith("tcp://"):
         stem, _, theirs = advertise.removeprefix("tcp://").rpartition(":")
@@ -172,11 +155,6 @@ def write_address(folder: Path, name: str, bound: str, advertise: str = "") -> s
 
 
 def write_end(folder: Path, name: str, job_id: str, reason: str) -> None:
-    """Write beside the lead's address file that the job has ended.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
     said = " ".join(reason.split())[:REASON_CHARS_MAX]
     _write(end_file(address_file(folder, name)), f"{job_id} {said}")
 

@@ -116,11 +116,8 @@ class Faults(Section, frozen=True):
 
 
 def schedule(faults: Faults, learners: Sequence[str], *, until_s: float) -> tuple[Fault, ...]:
-    """All faults of a run of ``until_s`` seconds, sorted by time.
-
-    Raises:
-        ConfigError: a storm would produce more than ``FAULTS_MAX``.
-    """
+    """Return all faults of a run of ``until_s`` seconds, sorted by time; ``ConfigError`` if a storm
+    would produce more than ``FAULTS_MAX``."""
     drawn = [each for each in faults.fault if each.at_s <= until_s]
     for index, storm in enumerate(faults.storm):
         # Each storm has its own random stream, so storms do not affect each other.

@@ -1,11 +1,8 @@
-"""The keys of a job's actors in files: ``public.toml`` for every host, ``NAME.key`` for one host.
-
-``public.toml`` maps names to public keys. It defines whom a listener admits and what a dialler
-expects at the other end, so every host has the same copy. It need not be secret, but must not be
-changed by others. The program never copies a secret key: users copy it to the one host that needs
-it. All syncers of a job share the key ``syncer``, all observers share ``observer``, which may only
-look; who may end the job, or ask for a snapshot, has ``owner``.
-"""
+"""The keys of a job's actors in files: ``public.toml``, the same on every host, says whom a
+listener admits and what a dialler expects; it must not be changed by others. ``NAME.key`` is
+secret, for one host; users copy it, never the program. All syncers share the key ``syncer``, all
+observers ``observer``, which may only look; who may end the job, or ask for a snapshot, has
+``owner``."""
 
 import os
 import re
@@ -46,13 +43,9 @@ class PublicFile(Section, frozen=True):
 
 
 def make_keys(folder: Path, names: Sequence[str]) -> list[str]:
-    """Make the missing keys; existing ones are not changed. Returns the new names.
-
-    If ``public.toml`` has a name without a secret key here, that key is assumed to be on its host.
-
-    Raises:
-        ConfigError: the folder is accessible to others, cannot be written, or has an invalid key.
-    """
+    """Make the missing keys; existing ones are not changed. Returns the new names. A name in
+    ``public.toml`` without a secret key here has that on its own host. ``ConfigError`` if the
+    folder is accessible to others, cannot be written, or has an invalid key."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_mode & 0o077:
@@ -89,12 +82,9 @@ def handed_out(folder: Path, names: Iterable[str]) -> list[str]:
 
 
 def load_curve(folder: Path, actor: str, dialled: Sequence[str] = (SYNCER,)) -> Curve:
-    """An actor's secret key and the public keys of the others; ``dialled`` must be among those.
-
-    Raises:
-        ConfigError: a key is missing, is invalid, is not the one in ``public.toml``, or can be
-            read by others.
-    """
+    """Return an actor's secret key and the public keys of the others; ``dialled`` must be among
+    those. ``ConfigError`` if a key is missing, invalid, not that of ``public.toml``, or can be read
+    by others."""
     public = read_public(folder)
     for name in dialled:
         if name not in public:
@@ -113,12 +103,8 @@ def load_curve(folder: Path, actor: str, dialled: Sequence[str] = (SYNCER,)) -> 
 
 class PublicKeys:
     """The keys of ``public.toml``, which may change while a job runs: ``ddloco keys`` adds those of
-    further learners, and a name that is taken out takes part no more.
-
-    Args:
-        folder: the folder of keys.
-        public: what was read; it is changed in place.
-    """
+    further learners, and a name that is taken out takes part no more. ``public`` is changed in
+    place."""
 
     def __init__(self, folder: Path, public: dict[str, str]) -> None:
         self._folder, self._public = folder, public
@@ -143,12 +129,10 @@ class PublicKeys:
 
 
 def secret_file(folder: Path, name: str) -> Path:
-    """The file with the secret key of a name."""
     return folder / f"{name}.key"
 
 
 def read_secret(path: Path) -> str:
-    """Read a secret key, in Z85."""
     secret = convert(read_toml(path), SecretFile, str(path)).secret
     if path.stat().st_mode & 0o077:
         raise ConfigError(f"{path}: others can read this secret; chmod 600 {path}")
@@ -160,7 +144,6 @@ def read_secret(path: Path) -> str:
 
 
 def read_public(folder: Path) -> dict[str, str]:
-    """Read the public keys by name, in Z85."""
     path = folder / PUBLIC_FILE
     public = convert(read_toml(path), PublicFile, str(path)).public
     if path.stat().st_mode & 0o022:
@@ -205,7 +188,6 @@ def _write_secret(path: Path, name: str, secret: str) -> None:
 
 
 def _write_public(folder: Path, public: dict[str, str]) -> None:
-    """Replace ``public.toml`` atomically."""
     partial = folder / f".{PUBLIC_FILE}.{os.getpid()}"
     partial.write_text(PUBLIC_HEAD + tomli_w.dumps({"public": public}))
     partial.chmod(0o644)

@@ -24,7 +24,6 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 
 def near_key(kind: Any, path: str, key: str) -> str:
-    """The end of an error line about an unknown key."""
     table = _at(kind, path)
     prefix = f"{path}." if path else ""
     here = [f"{prefix}{name}" for name in _fields(table)]

@@ -17,7 +17,6 @@ from ddloco.stage.files.toml import ConfigError, refused
 from ddloco.stage.files.trust import MARK_FILE, leave_mark
 
 KEPT = "kept"
-"""The subfolder of a run folder in which syncers store their fragments, by actor."""
 
 
 LEASE = "lease"
@@ -68,26 +67,15 @@ for snapshots may be shared with other runs, so it is not deleted."""
 
 
 class Plain(Protocol):
-    """What is run: a job, or a user's program."""
-
     def as_plain(self) -> dict[str, Any]:
-        """Plain data, for ``job.toml`` and tapes."""
+        """Return plain data, for ``job.toml`` and tapes."""
         ...
 
 
 def open_folder(folder: Path, job: Plain, *, overwrite: bool = False, join: bool = False) -> Path:
-    """Prepare a run folder for a job, with the resolved job file in it.
-
-    Args:
-        folder: the run folder; created if missing.
-        job: what will run.
-        overwrite: delete the run that is in the folder.
-        join: allow a folder that other actors of the same job already use; an existing job file is
-            kept.
-
-    Raises:
-        ConfigError: it cannot be created, or contains a run that may not be deleted.
-    """
+    """Prepare a run folder for a job, with the resolved job file in it. ``overwrite`` deletes the
+    run that is there; ``join`` allows a folder that other actors of the same job use, and keeps its
+    job file. ``ConfigError`` if it cannot be created, or contains a run that may not be deleted."""
     make_folder(folder)
     try:
         if overwrite:
@@ -116,13 +104,9 @@ def is_for_all(folder: Path) -> bool:
 
 
 def check_owner(folder: Path) -> None:
-    """Refuse a folder that somebody else may have made in a place where everybody may write: it
-    could have links in it, to files of this user. Elsewhere the owner of the place decides.
-
-    Raises:
-        ConfigError: it, or a folder that it is in, belongs to another user.
-        OSError: it cannot be looked at.
-    """
+    """Refuse, with ``ConfigError``, a folder that somebody else may have made in a place where
+    everybody may write: it could have links in it, to files of this user. Elsewhere the owner of
+    the place decides."""
     path = folder.resolve()
     within = [path, *path.parents]
     shared = [n for n, each in enumerate(within[1:], 1) if is_for_all(each)]
@@ -136,11 +120,7 @@ def check_owner(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those that it is in.
-
-    Raises:
-        ConfigError: it cannot be made; says why.
-    """
+    """Make a folder, and those that it is in; ``ConfigError`` says why it cannot be made."""
     place = folder.absolute()
     try:
         for each in reversed(folders_to_make(place)):
@@ -174,7 +154,6 @@ def remove_unused(made: Sequence[Path]) -> None:
 
 
 def address_file(folder: Path, syncer: str) -> Path:
-    """The file in which a syncer publishes the address that it listens on."""
     return folder / f"{syncer}.address"
 
 
@@ -187,15 +166,8 @@ def next_folder(parent: Path, name: str) -> Path:
 
 
 def run_of(folder: Path, *, make: bool = False) -> str:
-    """The name of the run in a folder; empty if it has none yet.
-
-    Args:
-        folder: the run folder of a syncer.
-        make: start a new run if the folder has none.
-
-    Raises:
-        OSError: it cannot be read or written.
-    """
+    """Return the name of the run in a syncer's folder; empty if it has none, unless ``make`` starts
+    one."""
     path = folder / KEPT / RUN_FILE
     try:
         found = read_regular(path, RUN_CHARS + 1).decode("ascii", "replace").strip()

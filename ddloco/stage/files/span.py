@@ -14,7 +14,6 @@ def snapshots_said(keep: str) -> int | None:
 
 
 def unbounded(keep: str, *, wanted: bool, stay: int, ships: bool) -> str | None:
-    """Why a job's tapes cannot be bounded in this way, as one line; None if they can."""
     count = snapshots_said(keep)
     if count is None:
         return f'tape.keep: {keep!r} is not valid; want "2 snapshots", or "" to keep everything'
