@@ -1,7 +1,5 @@
-"""Files written by users: TOML tables with a schema, and one line for each error.
-
-The line names the file and the field, and says what would be valid.
-"""
+"""Files written by users: TOML tables with a schema, and one line for each error. The line names
+the file and the field, and says what would be valid."""
 
 import errno
 import math
@@ -57,14 +55,12 @@ place that refuses, an address in use, no memory, space or descriptors."""
 
 
 def passes(error: BaseException) -> bool:
-    """Whether what an error tells of may pass."""
     if isinstance(error, OSError):
         return error.errno not in LASTING
     return isinstance(error, PassingError | UnwrittenError)
 
 
 def refused(said: str, error: OSError) -> ConfigError:
-    """Return the error of a file, a folder or an address that the system refuses."""
     line = f"{said}: {error.strerror or error}"
     return PassingError(line) if passes(error) else ConfigError(line)
 
@@ -74,11 +70,7 @@ class Section(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file as plain data.
-
-    Raises:
-        ConfigError: it cannot be read, or is not TOML.
-    """
+    """Read a TOML file as plain data; ``ConfigError`` if it cannot be read, or is not TOML."""
     shown = str(path) if str(path).isprintable() else ascii(str(path))
     text = ""
     try:
@@ -114,17 +106,9 @@ def _twice(error: str, text: str) -> str:
 
 
 def convert(plain: Any, kind: type[T], source: str, *, sort_keys: bool = False) -> T:
-    """Convert plain data to a table.
-
-    Args:
-        plain: what a TOML file has.
-        kind: the type of the table.
-        source: the file, for errors.
-        sort_keys: sort the dicts in it by key; otherwise they keep the order of the file.
-
-    Raises:
-        ConfigError: a field is unknown, missing, of a wrong type or out of bounds.
-    """
+    """Convert plain data of the file ``source`` to a table, its dicts in the order of the file or
+    sorted by key. ``ConfigError`` if a field is unknown, missing, of a wrong type or out of
+    bounds."""
     for path, problem in _impossible(plain):
         raise ConfigError(f"{source}: {path}: {problem}")
     try:
@@ -134,7 +118,6 @@ def convert(plain: Any, kind: type[T], source: str, *, sort_keys: bool = False) 
 
 
 def _impossible(plain: Any) -> Iterator[tuple[str, str]]:
-    """Values that are invalid in any table: pairs of path and problem."""
     waiting: list[tuple[str, Any, int]] = [("", plain, 0)]
     while waiting:
         path, value, depth = waiting.pop()
@@ -153,7 +136,6 @@ def _impossible(plain: Any) -> Iterator[tuple[str, str]]:
 
 
 def _sorted(plain: Any) -> Any:
-    """Plain data whose tables are sorted by key; it is not nested deeper than ``DEPTH_MAX``."""
     if isinstance(plain, dict):
         return {key: _sorted(plain[key]) for key in sorted(plain, key=str)}
     if isinstance(plain, list | tuple):

@@ -1,16 +1,11 @@
-"""Protection against executing untrusted code: a mark identifies the runs that this user recorded.
+"""Protection against executing untrusted code. A tape's header names a task, which a replay imports
+and calls: a forged one could name ``subprocess:getoutput``. So every run folder gets a mark when it
+is opened: a checksum of the job under a key that only this user has. Without it a folder was
+recorded elsewhere, or its job has changed, and it is replayed only with ``--trust`` or ``--task``.
 
-A tape's header names a task and its options, and a replay imports and calls it. A forged header
-could name ``subprocess:getoutput``. So every run folder gets a mark when it is opened: a checksum
-of the job under a key that only this user has. A folder without this user's mark was recorded
-elsewhere, or its job has changed; it is replayed only if the user confirms the task (``--trust``)
-or names one (``--task``).
-
-The states in a snapshot decide what actors do next, and a tape's header says where a snapshot is.
-So states act only in a run with this user's mark, or with ``--trust``, and a place is opened only
-if it is in the run's own folder, in the job's settings, or has a mark of its own: this user has
-continued from it there. The source files in a run folder are a record; they are imported only if
-they have a mark, too: this user has got them from the syncer, for this run.
+States in a snapshot decide what actors do next, so they act only in a run with this user's mark, or
+with ``--trust``, and a place is opened only if it is in the run's own folder, in the job's
+settings, or has a mark. Source files in a run folder are imported only if they have a mark, too.
 """
 
 import hashlib
@@ -35,10 +30,8 @@ KEY_BYTES = 32
 
 
 def content_of(plain: Mapping[str, Any]) -> bytes:
-    """The recorded job settings or program, in the form of a tape's header, as bytes.
-
-    The folder of keys is left out, because it may differ between hosts and these bytes must not.
-    """
+    """Return the recorded job settings or program, in the form of a tape's header, as bytes,
+    without the folder of keys: it may differ between hosts and these bytes must not."""
     transport = plain.get("transport")
     if isinstance(transport, dict):
         plain = {**plain, "transport": {**transport, "keys": ""}}
@@ -49,7 +42,6 @@ def content_of(plain: Mapping[str, Any]) -> bytes:
 
 
 def job_digest(plain: Mapping[str, Any]) -> str:
-    """The digest in a job's id, after its name."""
     return hashlib.sha256(content_of(plain)).hexdigest()[:12]
 
 
@@ -109,12 +101,8 @@ def _has_mark(folder: Path, content: bytes) -> bool:
 
 
 def check_states(folder: Path, plain: Mapping[str, Any], place: str | Path, *, trust: bool) -> None:
-    """Refuse to let states act that another user may have written, and to open places that only a
-    tape names.
-
-    Raises:
-        ConfigError: this user did not record the run, or has not given this place to it.
-    """
+    """Refuse, with ``ConfigError``, to let states act that another user may have written, and to
+    open places that only a tape names."""
     if trust:
         return
     if not is_ours(folder, plain):
@@ -142,11 +130,7 @@ def _is_own_place(folder: Path, plain: Mapping[str, Any], place: str) -> bool:
 
 
 def check_trust(folder: Path, plain: Mapping[str, Any]) -> None:
-    """Refuse to execute what another user's tapes name.
-
-    Raises:
-        ConfigError: this user did not record them; says what would be executed.
-    """
+    """Refuse, with ``ConfigError``, to execute what another user's tapes name."""
     if is_ours(folder, plain):
         return
     named = plain.get("program") or _task_of(plain)

@@ -1,8 +1,6 @@
-"""Logs the peers that were refused, for lack of the right key or for other reasons.
-
-A peer without a key reaches no machine and no tape. The endpoint counts its attempts. This module
-reads the counts at intervals, so that a peer that tries all day does not fill the disk.
-"""
+"""Logs the peers that were refused, for lack of the right key or for other reasons. They reach no
+machine and no tape. The counts are read at intervals, so that a peer that tries all day does not
+fill the disk."""
 
 import trio
 
@@ -23,24 +21,19 @@ EVENTS = {
 
 
 class AuthRefusals:
-    """Logs the refusals of one endpoint."""
-
     def __init__(self, endpoint: ZmqEndpoint, hosted: HostedActor) -> None:
         self._endpoint = endpoint
         self._hosted = hosted
         self._told = dict.fromkeys(EVENTS, 0)
 
     async def run(self) -> None:
-        """Log refusals at intervals, until cancelled."""
         while True:
             grown = self.tell()
             await trio.sleep(QUIET_S if grown else LOOK_S)
 
     def tell(self) -> bool:
-        """Log each count that has grown, with the newest reason; returns whether there was one.
-
-        No peer is refused before the actor runs: until then handshakes wait.
-        """
+        """Log each count that has grown, with the newest reason; returns whether there was one. No
+        peer is refused before the actor runs: until then handshakes wait."""
         driver, grown = self._hosted.driver, False
         if driver is None:
             return False

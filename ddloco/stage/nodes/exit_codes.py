@@ -1,8 +1,6 @@
-"""The exit codes of commands, and the one table of what ends with which.
-
-2 is for what a person must change in what was typed or written, 75 for all that may pass, 1 for
-results and bugs: engines take 0, 1 and 2 as final, and start again on 75.
-"""
+"""The exit codes of commands, and the one table of what ends with which: 2 for what a person must
+change, 75 for all that may pass, 1 for results and bugs. Engines take 0, 1 and 2 as final, and
+start again on 75."""
 
 from ddloco.stage.files.toml import passes
 
@@ -20,16 +18,11 @@ AGAIN = 75
 Schedulers take 0 to mean that a process is done and need not be restarted."""
 
 ENDS = {"done": HELD, "stopped": HELD, "left": AGAIN, "bad-input": BAD_INPUT, "failed": FOUND}
-"""The exit code of the process of an actor, by the status of its ``Finish``."""
 
 
 def end_code(status: str, *, again: bool) -> int:
-    """Return the exit code of the process of an actor that has ended so, perhaps to be started
-    ``again``."""
     return AGAIN if again else ENDS[status]
 
 
 def error_code(error: BaseException) -> int:
-    """Return the exit code of a command that an error has ended which is no bug: that of bad
-    input, unless it may pass."""
     return AGAIN if passes(error) else BAD_INPUT

@@ -1,13 +1,7 @@
-"""Applies the faults of a ``[chaos]`` table to real processes, each at its time.
-
-Time is counted in seconds from the moment when the syncer listens and every learner of the start
-has written its first line to the log, or has ended: it has then imported JAX, prepared its task,
-opened its tape, and is about to dial. A fault of a learner that joins or returns is applied at its
-time, even if the learner is still starting.
-
-Which faults happen, and when, is a pure function of the job; what they do to a run is not, as a
-machine's scheduler and its clock have their part in it. That part is on the tapes.
-"""
+"""Applies the faults of a ``[chaos]`` table to real processes. Time is counted from the moment when
+the syncer listens and every learner of the start has written its first line to the log, or has
+ended. Which faults happen, and when, is a pure function of the job; what they do to a run is
+not."""
 
 import signal
 from collections import Counter
@@ -38,8 +32,6 @@ GONE = "the actor is gone"
 
 
 class Victim(Protocol):
-    """One process of an actor, from its start to its end."""
-
     ended: trio.Event
     doomed: bool
     """Whether a fault ended it, so that its end is no failure of the job."""
@@ -58,8 +50,6 @@ class Victim(Protocol):
 
 
 class Actors(Protocol):
-    """The processes of a job, to which faults are applied."""
-
     awaited: set[str]
     """Actors that are not there and will be started: the job waits for them."""
 
@@ -73,8 +63,6 @@ class Actors(Protocol):
 
 
 class LinkRelay(Protocol):
-    """A link on which faults can happen."""
-
     def begin(self, fault: Fault) -> None:
         """Begin a cut, a delay or a limited bandwidth."""
         ...
@@ -89,11 +77,8 @@ class LinkRelay(Protocol):
 
 
 def live_schedule(program: Runnable) -> tuple[Fault, ...]:
-    """All faults of a live run, in order of time.
-
-    Raises:
-        ConfigError: a fault cannot be applied to processes, or there are too many.
-    """
+    """Return all faults of a live run, in order of time; ``ConfigError`` if one cannot be applied
+    to processes, or there are too many."""
     faults = schedule(program.chaos, program.followers, until_s=LIVE_S_MAX)
     for index, fault in enumerate(program.chaos.fault):
         if fault.at_s > LIVE_S_MAX:
@@ -103,18 +88,14 @@ def live_schedule(program: Runnable) -> tuple[Fault, ...]:
 
 
 def joiners(faults: tuple[Fault, ...]) -> frozenset[str]:
-    """Learners that are not there from the beginning."""
     return frozenset(each.who for each in faults if each.what == "join")
 
 
 def relayed(faults: tuple[Fault, ...]) -> frozenset[str]:
-    """Learners whose links need a relay."""
     return frozenset(each.who for each in faults if each.what in LINK_KINDS)
 
 
 class FaultInjector:
-    """Applies faults, each at its time."""
-
     def __init__(
         self,
         faults: tuple[Fault, ...],
@@ -153,7 +134,6 @@ class FaultInjector:
         self._scope.cancel()
 
     def summary(self) -> str:
-        """How many faults of each kind were applied, for people."""
         done = ", ".join(f"{count} {what}" for what, count in sorted(self.applied.items()))
         missed = f" ({sum(self.skipped.values())} skipped)" if self.skipped else ""
         return f"chaos: {done or 'nothing was applied'}{missed}"
@@ -196,7 +176,6 @@ class FaultInjector:
 
     @contextmanager
     def _applied(self, fault: Fault, victim: Victim | None) -> Iterator[None]:
-        """Apply the fault; undo it on exit, if it can be undone."""
         match fault.what:
             case "crash" | "leave":
                 assert victim is not None, "see _obstacle"
@@ -223,7 +202,6 @@ class FaultInjector:
                     self._relays[fault.who].end(fault)
 
     async def _last(self, fault: Fault, victim: Victim | None) -> str:
-        """Wait until the fault is over; returns why it is."""
         over_at = trio.current_time() + (float("inf") if fault.for_s is None else fault.for_s)
         if fault.what in ABSENCES:
             assert victim is not None, "see _obstacle"
@@ -271,7 +249,6 @@ class FaultInjector:
 
     @contextmanager
     def _stalled(self, victim: Victim) -> Iterator[None]:
-        """Stopped until the last of its stalls is over."""
         self._stalls[victim] += 1
         victim.send(signal.SIGSTOP)
         try:
@@ -297,7 +274,6 @@ class FaultInjector:
                 del self._factors[victim]
 
     async def _take_turns(self, victim: Victim, factors: list[float]) -> None:
-        """Stop and continue the process in turns, until no factor is left or it has ended."""
         try:
             while factors and not victim.ended.is_set():
                 share = 1.0
@@ -324,7 +300,6 @@ class FaultInjector:
 
 
 def _measure(fault: Fault) -> dict[str, Any]:
-    """What a kind has besides its duration."""
     link = {"direction": fault.direction}
     match fault.what:
         case "slow":

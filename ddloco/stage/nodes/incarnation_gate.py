@@ -28,8 +28,6 @@ lead is found within the first, and unknown numbers cannot cause more questions 
 
 
 class Gate:
-    """The numbers that a shard accepts."""
-
     def __init__(
         self, program: Runnable, endpoint: Endpoint, note: Callable[[str, dict[str, str]], None]
     ) -> None:
@@ -41,7 +39,6 @@ class Gate:
         self._wanted = trio.Event()
 
     def heeds(self, route: str) -> bool:
-        """Whether messages of the incarnation that a route names are accepted."""
         peer = route.rpartition("/")[0]
         name = actor_of(peer)
         if name not in self._learners or not is_incarnation(peer):
@@ -52,7 +49,6 @@ class Gate:
         return False
 
     def take(self, arrival: Arrival) -> None:
-        """Process an answer of the lead."""
         try:
             known = decode_known(arrival.frames)
         except SideProtocolError as error:
@@ -63,7 +59,6 @@ class Gate:
                 self._numbers[name] = max(number, self._numbers.get(name, 0))
 
     async def run(self) -> None:
-        """Ask the lead, for ever."""
         while True:
             self._wanted = trio.Event()
             with suppress(LaneFull, PeerGone):  # The lead is away; ask again later.

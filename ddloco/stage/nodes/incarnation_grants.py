@@ -59,7 +59,6 @@ AGAIN_S = 1.0
 """Interval, in seconds, at which a request is repeated: the lead may not be there yet."""
 
 DIFFERENCES_MAX = 8
-"""The number of settings that a refusal names."""
 
 DESCRIBED_BYTES_MAX = FRAME_BYTES_MAX
 """The size of a description: it is one part of a message. The source of a task has some hundred
@@ -94,8 +93,6 @@ class Want(Struct, frozen=True, tag=True):
 
 
 class Granted(Struct, frozen=True, tag=True):
-    """The number, and a difference that is no reason to refuse."""
-
     number: Number
     warning: Reason = ""
 
@@ -107,8 +104,6 @@ class Denied(Struct, frozen=True, tag=True):
 
 
 class JobOver(Struct, frozen=True, tag=True):
-    """No number: the job is done."""
-
     reason: Reason
 
 
@@ -156,14 +151,12 @@ decode_described: SideDecoder[Described | Denied | JobOver] = SideDecoder(
 
 
 def shared_settings(program: Runnable) -> dict[str, str]:
-    """The settings that must be equal on all hosts, by name."""
     flat = flat_settings(program.as_plain())
     flat.pop("transport.keys", None)  # Each host may have its keys in another folder.
     return flat
 
 
 def flat_settings(plain: Mapping[str, Any]) -> dict[str, str]:
-    """Settings by name, such as ``sync.interval``, with their values as text."""
     flat: dict[str, str] = {}
 
     def flatten(prefix: str, plain: Any) -> None:
@@ -178,7 +171,6 @@ def flat_settings(plain: Mapping[str, Any]) -> dict[str, str]:
 
 
 def differences(ours: dict[str, str], theirs: dict[str, str]) -> str:
-    """The settings that differ, in words."""
     names = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
     said = [
         f"{name[:100]} is {ours.get(name, 'not set')} here, {theirs.get(name, 'not set')} there"
@@ -198,17 +190,10 @@ async def ask_lead(
     patience_s: float,
     ended: Callable[[], JobOver | None],
 ) -> Answer:
-    """Ask the lead until it answers, for at most ``patience_s`` seconds.
-
-    ``names`` are the actor and the lead. The endpoint is used for nothing else, and the caller
-    closes it. ``ended`` tells what is known of the job's end meanwhile.
-
-    Raises:
-        OSError: the address is invalid.
-        DeniedError: the lead refuses this actor.
-        OverError: the job is done.
-        SilentError: no answer came in time.
-    """
+    """Ask the lead until it answers, for at most ``patience_s`` seconds; ``names`` are the actor
+    and the lead. The endpoint is used for nothing else, and the caller closes it. ``ended`` tells
+    what is known of the job's end meanwhile. Raises ``OSError`` for an invalid address,
+    ``DeniedError``, ``OverError`` and ``SilentError``."""
     name, lead = names
     route, me = f"{lead}/{LANE}", f"{name}.{1 + secrets.randbelow(10**9)}/{LANE}"
     await endpoint.dial(address, route=route, identity=me)
@@ -245,7 +230,6 @@ async def _answer(
     receive: trio.MemoryReceiveChannel[Answer | Denied | JobOver],
     ended: Callable[[], JobOver | None],
 ) -> Answer | Denied | JobOver:
-    """Ask again and again, until there is an answer or the job is known to have ended."""
     while True:
         ask()
         with trio.move_on_after(AGAIN_S):
@@ -256,8 +240,6 @@ async def _answer(
 
 
 async def tell_late(endpoint: Endpoint, reason: str) -> None:
-    """Tell for a while every actor that asks for a number that the job is over."""
-
     async def deliver(arrival: Arrival) -> None:
         await trio.lowlevel.checkpoint()
         if not arrival.route.endswith(f"/{LANE}"):

@@ -1,10 +1,6 @@
 """Grants incarnation numbers, and describes what runs: a part of the leading syncer, below its
-driver.
-
-The numbers granted are in a file of the run folder, written before the answer is sent, so that a
-restarted syncer grants none twice; tapes in the folder count as well. A request that is repeated
-under the same route gets the same number.
-"""
+driver. Numbers are in a file of the run folder, written before the answer is sent, so that a
+restarted syncer grants none twice; tapes in the folder count as well."""
 
 import fcntl
 from collections.abc import Callable, Mapping
@@ -81,17 +77,13 @@ class RecordError(Exception):
 
 
 def newest_on_tape(tapes: Path, name: str) -> int:
-    """The highest number of an actor with a tape in this folder; 0 if there is none."""
     there = (whose(path)[0] for path in tapes.glob(f"{name}.*{SUFFIX}"))
     return max((number_of(each) for each in there if actor_of(each) == name), default=0)
 
 
 class NumberRecord:
-    """The newest number of each actor, in a file.
-
-    Raises:
-        RecordError: the file exists and cannot be read.
-    """
+    """The newest number of each actor, in a file; ``RecordError`` if it exists and cannot be
+    read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -109,7 +101,6 @@ class NumberRecord:
             raise RecordError(said) from None
 
     def newest(self, name: str) -> int:
-        """The highest number that an actor is known to have had."""
         return max(self._newest.get(name, 0), newest_on_tape(self._tapes, name))
 
     def note(self, name: str, number: int) -> None:
@@ -134,7 +125,8 @@ class NumberRecord:
 
 
 class Registrar:
-    """Answers actors that request incarnation numbers."""
+    """Answers actors that request incarnation numbers; one that is repeated under the same route
+    gets the same number."""
 
     def __init__(
         self,
@@ -159,10 +151,8 @@ class Registrar:
         self._allowances = Allowances(NUMBERS_AT_ONCE, NUMBERS_PER_S)
         self._descriptions = Allowances(DESCRIPTIONS_AT_ONCE, DESCRIPTIONS_PER_S)
         self._newest: dict[str, int] = {}
-        """The newest known number, by actor of this job."""
         self._learners = frozenset(program.followers)
         self._shards: dict[str, str] = {}
-        """The newest route to each shard."""
         self._begun = self._time.now()
         self._shard_names = program.listeners[1:]
         self._new = bool(self._shard_names) and not any(map(record.newest, self._learners))
@@ -177,7 +167,6 @@ class Registrar:
         self._source = texts
 
     def take(self, arrival: Arrival) -> None:
-        """Accept an arrival on the lane for grants."""
         try:
             self._came.send_nowait(arrival)
         except trio.WouldBlock:
@@ -185,10 +174,8 @@ class Registrar:
 
     def heeds(self, route: str) -> bool:
         """Whether messages of the incarnation that a route names are accepted: if it was granted.
-
-        If nothing is known of an actor, the lead may have lost its folder. Then any number up to
-        ``AHEAD_MAX`` is accepted.
-        """
+        If nothing is known of an actor, the lead may have lost its folder, and any number up to
+        ``AHEAD_MAX`` is accepted."""
         peer = route.rpartition("/")[0]
         name, number = actor_of(peer), number_of(peer)
         if name not in self._names or not is_incarnation(peer):
@@ -203,7 +190,6 @@ class Registrar:
         return True
 
     async def run(self) -> None:
-        """Answer requests, for ever."""
         async for arrival in self._waiting:
             answer = await trio.to_thread.run_sync(self.answer, arrival)
             if answer is None:
@@ -218,7 +204,6 @@ class Registrar:
             self._endpoint.send_nowait(route, [encode(answer)])
 
     def _known(self) -> Known:
-        """The newest numbers of all learners, for the shards."""
         numbers = {name: self._newest_of(name) for name in sorted(self._learners)}
         return Known({name: number for name, number in numbers.items() if number})
 
@@ -228,7 +213,6 @@ class Registrar:
         return self._newest[name]
 
     def _heard_of_shard(self, route: str, name: str, known: Known) -> Known | None:
-        """Take over the numbers that a shard knows, and return the newest."""
         if name not in self._shard_names:
             return self._refuse(name, "it is no shard")
         for learner in sorted(self._learners & known.numbers.keys()):

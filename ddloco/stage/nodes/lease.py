@@ -77,7 +77,6 @@ class LeaseLostError(OSError):
         super().__init__(errno.ESTALE, said)
 
     def __str__(self) -> str:
-        """The text alone."""
         return self.strerror or ""
 
 
@@ -89,10 +88,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who acts as an actor.
 
     Attributes:
-        incarnation: the actor's incarnation.
-        host: the host's name, for people.
         boot: what tells the host's kernel from others, and from itself before it was started again.
-        process: the process's id on that host, for people.
         nonce: unique for each process that has claimed.
         folder: what tells the run folder from others.
     """
@@ -106,7 +102,6 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def said(self) -> str:
-        """The holder, for people."""
         return f"{self.incarnation} on {self.host}, process {self.process}"
 
 
@@ -114,10 +109,8 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A sign of life.
 
     Attributes:
-        claim: the number of the claim.
         count: different from that of the beat before.
         ended: how the holder has ended, which will not write again; None while it acts.
-        reason: why it has ended.
     """
 
     claim: int
@@ -133,7 +126,6 @@ _beat_of = msgspec.json.Decoder(Beat).decode
 
 
 def this_kernel() -> str:
-    """What tells this host's running kernel from all others."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # Not Linux.
@@ -150,14 +142,8 @@ def folder_id(folder: Path) -> str:
 
 
 class Lease:
-    """The lease of one actor; its methods may be called from any thread.
-
-    Args:
-        place: where the claims are.
-        name: the actor's name.
-        locks: ``RUN/lease``; None if there is none.
-        now: seconds that go on while the process or the host is suspended.
-        boot: see ``Claim``.
+    """The lease of one actor; its methods may be called from any thread. ``now`` counts seconds
+    that go on while the process or the host is suspended.
 
     Attributes:
         predecessor: the number of the last holder's incarnation; 0 if there was none.
@@ -196,24 +182,14 @@ class Lease:
 
     @property
     def place(self) -> str:
-        """Where its claims are."""
         return self._place.path(self._name)
 
     # To become the holder.
 
     def look(self, *, standby: bool = False) -> Claim | None:
-        """Look whether the last holder acts; to be repeated every LOOK_S until it does not.
-
-        Args:
-            standby: the caller waits for as long as the holder lives.
-
-        Returns:
-            The claim of the last holder, or None once it acts no more, or there was none.
-
-        Raises:
-            LeaseTakenError: it lives, and the caller is not a standby.
-            StorageError: the place cannot be read.
-        """
+        """Look whether the last holder acts, to be repeated every LOOK_S; returns its claim, or
+        None once it acts no more. A ``standby`` waits for as long as it lives; another caller gets
+        ``LeaseTakenError``. ``StorageError`` if the place cannot be read."""
         silent = self._now() - self._since >= SILENT_S  # Before the look, which may take long.
         number, claim = self._newest()
         beat = self._signs(number)
@@ -236,12 +212,8 @@ class Lease:
         return claim
 
     def take(self, incarnation: str) -> None:
-        """Claim the number after the predecessor's.
-
-        Raises:
-            LeaseTakenError: another process has.
-            StorageError: the place cannot be written.
-        """
+        """Claim the number after the predecessor's; ``LeaseTakenError`` if another process has,
+        ``StorageError`` if the place cannot be written."""
         self._claim = Claim(
             incarnation, platform.node(), self._boot, os.getpid(), self._nonce, self._folder
         )
@@ -259,23 +231,14 @@ class Lease:
         return not self._lost and self._now() - self._renewed <= HOLD_S
 
     def confirm(self) -> None:
-        """Return if the actor may act, or may again.
-
-        Raises:
-            LeaseLostError: another process has taken its place.
-            StorageError: the place of claims cannot be reached, so nobody knows.
-        """
+        """Return if the actor may act, or may again. ``LeaseLostError`` if another process has
+        taken its place, ``StorageError`` if the claims cannot be reached, so nobody knows."""
         with self._mutex:
             if not self.holds():
                 self._claim_next()
 
     def renew(self) -> None:
-        """Say that the holder lives.
-
-        Raises:
-            LeaseLostError: another process has taken its place.
-            StorageError: the place cannot be read or written.
-        """
+        """Say that the holder lives; raises as ``confirm`` does."""
         with self._mutex:
             self._check_lost()
             began = self._now()
@@ -292,7 +255,6 @@ class Lease:
                 self._claim_next()
 
     async def run(self, note: Callable[[str, dict[str, str]], None]) -> None:
-        """Renew it, until it is lost."""
         while not self._lost:
             try:
                 await trio.to_thread.run_sync(self.renew)
@@ -312,7 +274,6 @@ class Lease:
     # Internal helpers.
 
     def _claim_next(self) -> None:
-        """Claim the next number, or find that another process has."""
         self._check_lost()
         assert self._claim is not None, "it has been taken"
         began, number = self._now(), self._number + 1
@@ -358,7 +319,6 @@ class Lease:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _newest(self) -> tuple[int, Claim | None]:
-        """The newest claim and its number; 0 and None if there is none."""
         number = max(self._numbers(), default=0)
         return number, self._read(self._file(number), _claim_of) if number else None
 
@@ -367,7 +327,6 @@ class Lease:
         return [int(each[1]) for each in found if each is not None]
 
     def _signs(self, number: int) -> Beat | None:
-        """The newest beat of a claim; None before the first one, or if it is being written."""
         with suppress(StorageError):
             beat = self._read(f"{self._name}/beat.json", _beat_of) if number else None
             return beat if beat is not None and beat.claim == number else None

@@ -1,9 +1,5 @@
-"""Hosts one actor: opens everything that it needs, in order, and closes it in reverse.
-
-This is the same for every actor: for a learner or a syncer and for an actor of a user's program,
-for one that shares its process with others and for one that has its own. What a program opens for
-its actors (``Runnable.open``) is the only difference.
-"""
+"""Hosts one actor of any program: opens everything that it needs, in order, and closes it in
+reverse. What a program opens for its actors (``Runnable.open``) is the only difference."""
 
 import errno
 import math
@@ -75,14 +71,12 @@ class Notes:
         self._driver: Driver | None = None
 
     def write(self, event: str, fields: dict[str, Any]) -> None:
-        """Log one event."""
         if self._driver is not None:
             self._driver.note(event, fields)
         elif len(self._early) < EARLY_NOTES_MAX:
             self._early.append((event, fields))
 
     def pass_to(self, driver: Driver) -> None:
-        """Log all events, the early ones first, through the actor's driver."""
         self._driver = driver
         for event, fields in self._early:
             driver.note(event, fields)
@@ -102,27 +96,13 @@ class Beside(Protocol):
 
 @final
 class HostedActor:
-    """An actor on this host, with the means to control it from outside.
-
-    Args:
-        program: what it is an actor of.
-        incarnation: the actor's incarnation.
-        folder: the run folder.
-        endpoint: carries its messages; the caller closes it.
-        start_point: the snapshot that the actor continues from, if any.
-        own: the snapshot from which a returning actor takes its own state, if any.
-        beside: a task beside the actor, such as the shipping of its tape, if there is one.
-        notes: what is logged about it; by default an empty one.
-        lease: the lease under which it acts, if it needs one.
+    """An actor on this host, with the means to control it from outside; the caller closes its
+    endpoint. From ``own``, a snapshot, a returning actor takes its own state.
 
     Attributes:
-        name: the actor's name.
-        driver: drives the actor; None until it is opened.
-        finish: how the actor ended; None until then.
         leave_reason: why it was asked to leave, if it was before it had started.
         opening: the scope of the preparation before the actor starts; cancelling it loses nothing.
         awaits: for whom its worker waits before it can start; empty for nobody.
-        traceback: the file with the last traceback of user code.
         log: where its lines go; while it is open.
         copies_at_once: copies what a successor on another host needs; does nothing by default.
         tell_source: called with the user's source files, by name, once they are known.
@@ -168,7 +148,6 @@ class HostedActor:
     # Requests.
 
     def request_leave(self, reason: str) -> None:
-        """Ask the actor to leave: its process must end, and will be started again."""
         self._leaving = True
         if self.driver is not None:
             self.driver.request_leave(reason)
@@ -178,7 +157,6 @@ class HostedActor:
 
     @property
     def is_asked(self) -> bool:
-        """Whether it was asked to end before it had started."""
         return self._stop_reason is not None or self.leave_reason is not None
 
     def request_stop(self, reason: str) -> None:
@@ -188,7 +166,6 @@ class HostedActor:
             self.driver.request_stop(reason)
 
     def tell(self, event: Event) -> bool:
-        """Tell the actor of something that happened on its host; returns whether it has begun."""
         if self.driver is not None:
             self.driver.tell(event)
         return self.driver is not None
@@ -200,11 +177,8 @@ class HostedActor:
 
     def confirm(self) -> None:
         """Return if no other process acts as this actor; called in threads before they write. Waits
-        while nobody knows.
-
-        Raises:
-            OSError: one does, or nobody knows and this process is asked to leave.
-        """
+        while nobody knows. ``OSError`` if one does, or nobody knows and this process is asked to
+        leave."""
         while self.lease is not None:
             try:
                 self.lease.confirm()
@@ -220,7 +194,6 @@ class HostedActor:
         await self.copies_at_once()
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
-        """Log something that is not on the tape; before the driver exists, keep it until then."""
         self._notes.write(event, fields)
 
     def _failed_aside(self, name: str, reason: str) -> None:
@@ -280,7 +253,6 @@ class HostedActor:
 
     @asynccontextmanager
     async def _beside_it(self) -> AsyncIterator[None]:
-        """Run the task beside the actor, if there is one, until that has finished."""
         beside = self._beside
         if beside is None:
             yield
@@ -320,7 +292,6 @@ class HostedActor:
         facts: Mapping[str, str],
         clock: Callable[[], dict[str, int]],
     ) -> Recorder:
-        """Return what writes the actor's tape; see ``recorder_for``."""
         for each in filter(None, (self.start_point, self.own)):
             leave_place(self.folder, each.place)
         return recorder_for(
@@ -360,11 +331,8 @@ def recorder_for(
     clock: Callable[[], dict[str, int]] | None = None,
 ) -> Recorder:
     """Return what writes the tape of an actor, as ``[tape]`` says. With ``clock`` and a bounded
-    tape it begins a new file at each cut.
-
-    Raises:
-        TapeError: the tape exists already, or cannot be written.
-    """
+    tape it begins a new file at each cut. ``TapeError`` if the tape exists already, or cannot be
+    written."""
     table = program.tape
     if table.level == "off":
         return Recorder(None)
@@ -404,7 +372,6 @@ def sink_of(
     *,
     confirm: Callable[[], None] = lambda: None,
 ) -> StoreSink:
-    """Where a program's snapshots go."""
     facts, table = {"job": program.id, "name": program.name}, program.snapshot
     facts |= {RUN: run} if run else {}
     facts |= {BEGAN_FROM: began_from} if began_from else {}

@@ -1,8 +1,5 @@
 """What the versions of ddloco on two hosts of a job must have in common: the behaviours that their
-tapes name, and the messages that they say to each other.
-
-Versions whose sources differ otherwise work together; that they differ is worth a warning.
-"""
+tapes name, and the messages that they say to each other. Other differences are worth a warning."""
 
 import hashlib
 from collections.abc import Iterator
@@ -33,11 +30,9 @@ BESIDE_LINKS = (
     decode_sent,
     decode_answer,
 )
-"""All that is said beside the links."""
 
 
 def want_of(program: Runnable, known: int, exact: int = 0, folder: Path | None = None) -> Want:
-    """The request of an actor of this program for a number."""
     source, settings = program.source(folder), shared_settings(program)
     want = Want(known, program.id, source, settings, exact, code_version(), agreement_of(program))
     if len(encode(want)) > WORD_BYTES_MAX:
@@ -46,11 +41,9 @@ def want_of(program: Runnable, known: int, exact: int = 0, folder: Path | None =
 
 
 def agreement_of(program: Runnable) -> str:
-    """The digest of what all hosts of a program must have in common.
-
-    It has the names of messages, events and their fields, and not their types, whose spelling
-    depends on the versions of Python and msgspec.
-    """
+    """Return the digest of what all hosts of a program must have in common: the names of messages,
+    events and their fields, and not their types, whose spelling depends on the versions of Python
+    and msgspec."""
     said = [*program.semantics, f"links {PROTOCOL_VERSION}"]
     for kinds in (program.events, *(each.kinds for each in BESIDE_LINKS)):
         said += sorted(set(_structs_in(msgspec.inspect.type_info(kinds))))
@@ -58,7 +51,6 @@ def agreement_of(program: Runnable) -> str:
 
 
 def _structs_in(found: Any) -> Iterator[str]:
-    """Each struct in a type, as its name and those of its fields."""
     if isinstance(found, msgspec.inspect.StructType):
         yield f"{found.cls.__name__}({', '.join(each.name for each in found.fields)})"
         within = [each.type for each in found.fields]

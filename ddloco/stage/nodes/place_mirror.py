@@ -57,7 +57,6 @@ class PlaceMirror:
         self._lengths: dict[str, int] = {}
 
     def copy(self) -> None:
-        """Copy what is new since the last call."""
         with self._copying:
             for path in self._tapes():
                 self._copy_tape(path)
@@ -78,11 +77,8 @@ class PlaceMirror:
             await trio.to_thread.run_sync(self.copy, abandon_on_cancel=True)
 
     def bring(self) -> list[str]:
-        """Replace the files of the run folder by those of the place.
-
-        Returns:
-            The names of the files that were brought.
-        """
+        """Replace the files of the run folder by those of the place; returns the names of those
+        brought."""
         names = [name for name in self._files(KEPT) if self._is_kept(Path(name))]
         for name in names:
             _replace(self._folder / name, self._contents(name))
@@ -117,7 +113,6 @@ class PlaceMirror:
         return f"{self._name}/{path.relative_to(self._folder).as_posix()}"
 
     def _files(self, folder: str) -> dict[str, int]:
-        """The sizes of what is in the place below a folder, by the names that it has here."""
         found = self._place.files(f"{self._name}/{folder}")
         return {name.removeprefix(f"{self._name}/"): each.size for name, each in found.items()}
 
@@ -198,11 +193,8 @@ def _follow(place: Place, folder: Path, name: str) -> None:
 
 
 def address_in(place: Place, names: Iterable[str]) -> str:
-    """The address of the first of these actors that has one in a place; empty if none has.
-
-    Raises:
-        StorageError: the place cannot be read.
-    """
+    """Return the address of the first of these actors that has one in a place; empty if none
+    has."""
     for name in names:
         found = _read(place, f"{name}.address")
         if found:
@@ -221,7 +213,6 @@ def _read(place: Place, name: str) -> bytes | None:
 
 
 def _replace(path: Path, contents: Iterable[bytes]) -> None:
-    """Write a file atomically, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:

@@ -1,8 +1,6 @@
-"""Failures from which an actor comes back: the same one again and again ends it for good.
-
-What it failed of is kept in the run folder from one incarnation to the next, so that it does not
-matter who starts it again: this process, a parent, or an engine.
-"""
+"""Failures from which an actor comes back: the same one again and again ends it for good. The
+failure is kept in the run folder, so that it does not matter who starts the actor again: this
+process, a parent, or an engine."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -29,11 +27,8 @@ class Failure(Struct, frozen=True):
 
 
 def unless_lasting(folder: Path, name: str, finish: Finish) -> Finish:
-    """Note how an actor has ended in its run folder.
-
-    Returns:
-        How it ended; for good if its last few incarnations have ended in the same way.
-    """
+    """Note how an actor has ended; returns that, for good if its last few incarnations have ended
+    in the same way."""
     path = folder / TRACEBACKS / f"{name}.json"
     if not finish.again:
         return finish

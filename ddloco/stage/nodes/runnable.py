@@ -1,8 +1,5 @@
-"""What can be run, recorded and resumed: a job, or a program of a user's actors.
-
-How an actor gets its number, its endpoint, its tape and its faults is the same for all programs.
-What differs is here: who the actors are, and what is opened for each.
-"""
+"""What can be run, recorded and resumed: a job, or a program of a user's actors. What differs
+between them is here: who the actors are, and what is opened for each."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -30,7 +27,6 @@ class Runnable(ABC):
     """Actors that run together, and their settings.
 
     Attributes:
-        settings_name: what people call its settings, for errors.
         interrupt_stops: whether Ctrl-C at one actor's process stops the program; otherwise this
             actor leaves, and the others go on.
     """
@@ -89,11 +85,7 @@ class Runnable(ABC):
 
     @abstractmethod
     def curve(self, name: str) -> Curve | None:
-        """The keys of an actor; None without keys.
-
-        Raises:
-            ConfigError: they cannot be used.
-        """
+        """The keys of an actor; None without keys. ``ConfigError`` if they cannot be used."""
 
     @abstractmethod
     def as_plain(self) -> dict[str, Any]:
@@ -105,11 +97,7 @@ class Runnable(ABC):
 
     @abstractmethod
     def live_faults(self) -> None:
-        """Check that its faults can be applied to processes.
-
-        Raises:
-            ConfigError: one cannot.
-        """
+        """Check that its faults can be applied to processes; ``ConfigError`` if one cannot."""
 
     @property
     @abstractmethod
@@ -133,12 +121,9 @@ class Runnable(ABC):
     def restored(
         self, place: str | Path, snapshot: str, only: str | None = None
     ) -> StartPoint[Any]:
-        """Read the states of its actors in a snapshot of a known place.
-
-        Raises:
-            SnapshotError: it is not there, not intact, or of another program.
-            StorageError: the place cannot be read.
-        """
+        """Read the states of its actors in a snapshot of a known place. Raises ``SnapshotError`` if
+        it is not there, not intact, or of another program, ``StorageError`` if the place cannot be
+        read."""
 
     @abstractmethod
     def open(self, hosted: "HostedActor") -> "AbstractAsyncContextManager[OpenedActor | None]":
@@ -152,11 +137,8 @@ class Runnable(ABC):
     @abstractmethod
     def start_point(self, said: str, only: str | None = None, *, trust: bool) -> StartPoint[Any]:
         """Read what is continued from, as given to ``--from``; of the actor ``only``, if given.
-
-        Raises:
-            SnapshotError: it cannot be used.
-            ConfigError: another user may have written it.
-        """
+        ``SnapshotError`` if it cannot be used, ``ConfigError`` if another user may have written
+        it."""
 
     @abstractmethod
     def command(self, name: str, folder: Path) -> list[str]:
@@ -185,26 +167,15 @@ class Runnable(ABC):
         good; empty if they can."""
 
     def awaits(self, name: str, machine: Machine, linked: set[str], met: set[str]) -> Sequence[str]:
-        """The peers that an actor cannot do without and waits for, of those that it dials and
-        those that dial it: by default whom it has not met yet.
-
-        Args:
-            name: the actor.
-            machine: its machine, which is only read.
-            linked: to whom it has a link now.
-            met: to whom it has had one.
-        """
+        """Return the peers that an actor cannot do without and waits for, of those that it dials
+        and those that dial it: by default whom it has not met yet. The machine is only read."""
         del machine, linked
         dialling = [other for other in self.names if name in self.dials(other)]
         return [other for other in (*self.dials(name), *dialling) if other not in met]
 
     def stands(self, machine: Machine, silent_s: float) -> str:
-        """What an actor waits for that has the peers that it needs, in words; empty for nothing.
-
-        Args:
-            machine: its machine, which is only read.
-            silent_s: for how many seconds no message has come.
-        """
+        """Return in words what an actor waits for that has the peers that it needs; empty for
+        nothing. The machine is only read."""
         del machine
         return "a message" if silent_s >= SILENT_S else ""
 
@@ -215,12 +186,10 @@ class Runnable(ABC):
         return ()
 
     def peers_said(self, name: str) -> str:
-        """What the peers of an actor are, for people."""
         del name
         return "other actor"
 
     def advised(self, finish: Finish, traceback: Path | None) -> Finish:
-        """Add advice for people to how an actor ended; its tape has it without."""
         del traceback
         return finish
 
@@ -242,5 +211,4 @@ class Runnable(ABC):
         return tuple(name for name in self.names if name not in listeners and name != self.lead)
 
     def place(self, folder: Path) -> str | Path:
-        """The place of a run's snapshots."""
         return self.snapshot.place or folder / SNAPSHOTS

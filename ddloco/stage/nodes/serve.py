@@ -79,9 +79,8 @@ LEAVE_LINGER_S = 1.0
 class Terms:
     """Options of an actor's process that are not in the job file.
 
-    Args:
+    Attributes:
         with_parent: whether it ends when its standard input ends.
-        snapshot: the snapshot to continue from, unless it has done so already.
         patience_s: how long it waits for a peer, in seconds; infinite means for ever.
         advertise: where a syncer can be reached, if that is not where it listens.
         alone: of a learner: the job has gone on without it, and only its own state is that of the
@@ -93,7 +92,6 @@ class Terms:
         over: of the lead: why there is nothing left to do, if so; every actor that asks is told.
         signals: whether it hears the process's signals; otherwise the caller does.
         listening: called with the address of an actor that listens, once it is in its file.
-        beside: what runs beside the actor, such as a display.
     """
 
     with_parent: bool = False
@@ -113,24 +111,10 @@ class Terms:
 async def serve_role(
     program: Runnable, name: str, folder: Path, addresses: Mapping[str, str], terms: Terms
 ) -> Finish:
-    """Run one actor of a program in this process.
-
-    The actor that leads decides its own number; every other one asks it for one first, and waits
-    for those that are late.
-
-    Args:
-        program: what it is an actor of.
-        name: its name.
-        folder: the run folder; the address of an actor that others dial is written there.
-        addresses: where it listens itself, if others dial it, and where those listen that it
-            dials, and the lead, by name.
-        terms: how its process runs.
-
-    Raises:
-        SnapshotError: the snapshot to continue from cannot be used.
-        ConfigError: an address cannot be used, or is open to everyone without keys or a word; or
-            the keys cannot be used.
-    """
+    """Run one actor of a program in this process. The actor that leads decides its own number;
+    every other one asks it for one first, and waits for those that are late. Raises
+    ``SnapshotError`` if the snapshot to continue from cannot be used, ``ConfigError`` for addresses
+    and keys."""
     fenced = name == program.lead or not program.listeners or name in program.listeners
     if not fenced:
         return await _act(program, name, folder, addresses, terms, lease=None)
@@ -179,7 +163,6 @@ async def _act(
     *,
     lease: Lease | None,
 ) -> Finish:
-    """Run one actor, whose predecessor acts no more."""
     leads, listens = name == program.lead or not program.listeners, name in program.listeners
     async with open_context() as context:
         endpoint = new_endpoint(context, program.curve(name))
@@ -227,11 +210,9 @@ async def _act(
 
 
 def _note_followed(folder: Path, links: Links[Any]) -> None:
-    """Note the number of another incarnation that others have followed, for the next start.
-
-    The tape of an incarnation that has done nothing else is set aside: another one, which they have
-    also followed, had its name.
-    """
+    """Note the number of another incarnation that others have followed, for the next start. The
+    tape of an incarnation that has done nothing else is set aside: another one, which they have
+    also followed, had its name."""
     me = links.clock.me
     unlinked = SUPERSEDED_UNLINKED in links.counters
     newest = max(links.clock.newest(actor_of(me)), number_of(me))
@@ -375,8 +356,8 @@ async def _over(endpoint: ZmqEndpoint, over: str, terms: Terms) -> Finish:
 async def _number(
     program: Runnable, folder: Path, name: str, asked: tuple[object, str], terms: Terms
 ) -> tuple[str, StartPoint[Any] | None] | Finish:
-    """An actor's incarnation, which the lead gives, and the snapshot that it begins with; or how
-    it ends without one."""
+    """Return an actor's incarnation, which the lead gives, and the snapshot that it begins with; or
+    how it ends without one."""
     (context, address), lead = asked, program.lead
     here = newest_on_tape(folder / TAPES, name)
     exact, start_point = 0, None
@@ -431,12 +412,8 @@ def refuse_unshared(program: Runnable, folder: Path) -> None:
 async def answered(
     ask: Callable[[], Awaitable[T]], endpoint: ZmqEndpoint, terms: Terms, option: str, wait: Wait
 ) -> T | Finish:
-    """What the lead answers to ``ask``, or how this process ends without an answer; closes the
-    endpoint. Whoever waits for it is ``wait``.
-
-    Raises:
-        ConfigError: the address that ``option`` has given is invalid.
-    """
+    """Return what the lead answers to ``ask``, or how this process ends without an answer; closes
+    the endpoint. ``ConfigError`` if the address that ``option`` has given is invalid."""
     try:
         return await unless_left(ask, terms, wait)
     except OSError as error:
@@ -455,12 +432,8 @@ async def answered(
 async def unless_left(
     ask: Callable[[], Awaitable[T]], terms: Terms, wait: Wait | None = None
 ) -> T | Finish:
-    """The answer, or how this process ends if it must leave before there is one; ``wait`` is told
-    meanwhile.
-
-    Raises:
-        Exception: what ``ask`` raises, in no group.
-    """
+    """Return the answer, or how this process ends if it must leave before; ``wait`` is told
+    meanwhile. An exception of ``ask`` is raised in no group."""
     left: list[Finish] = []
     answers: list[T] = []
     try:
@@ -533,10 +506,8 @@ async def stop_when_ended(ended: Callable[[], str], hosted: HostedActor) -> None
 
 
 async def leave_when_alone(hosted: HostedActor, patience_s: float) -> None:
-    """Ask an actor to leave once it has had no link for ``patience_s`` seconds.
-
-    The links are read from outside, so that only the request is an event.
-    """
+    """Ask an actor to leave once it has had no link for ``patience_s`` seconds. The links are read
+    from outside, so that only the request is an event."""
     since = trio.current_time()
     while patience_s < math.inf:
         await trio.sleep(min(LINKS_LOOK_S, patience_s / 4))
@@ -551,12 +522,9 @@ async def leave_when_alone(hosted: HostedActor, patience_s: float) -> None:
 def who_leads(
     program: Runnable, name: str, folder: Path, terms: Terms, lease: Lease | None = None
 ) -> tuple[str, StartPoint[Any] | None]:
-    """The next incarnation of an actor that asks nobody for its number, and the snapshot that it
-    continues from; from now on it holds the lease.
-
-    If it has run in this folder before, it has used the snapshot then, and continues from what it
-    keeps when it is started again by the same command.
-    """
+    """Return the next incarnation of an actor that asks nobody for its number, which then holds the
+    lease, and its snapshot. If it has run in this folder before, it has used the snapshot then, and
+    continues from what it keeps when it is started again by the same command."""
     start_point = None
     try:
         record = NumberRecord(folder)
@@ -577,7 +545,6 @@ def who_leads(
 
 
 def who_returns(program: Runnable, name: str, snapshot: str, *, trust: bool) -> StartPoint[Any]:
-    """The snapshot from which an actor takes its own state."""
     if not snapshot:
         raise ConfigError("--alone: needs --from SNAPSHOT, with this learner's state")
     start_point = program.start_point(snapshot, name, trust=trust)
@@ -587,11 +554,8 @@ def who_returns(program: Runnable, name: str, snapshot: str, *, trust: bool) -> 
 
 
 def check_bind(program: Runnable, option: str, bind: str) -> None:
-    """Refuse to listen to everyone without keys, unless the settings say that this is meant.
-
-    Raises:
-        ConfigError: it is no address; or it is not loopback, and the program has no keys.
-    """
+    """Refuse, with ``ConfigError``, to listen to everyone without keys, unless the settings say
+    that this is meant."""
     check_listen(option, bind)
     if not program.is_open and not is_loopback(bind):
         raise ConfigError(

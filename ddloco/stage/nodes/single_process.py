@@ -1,8 +1,6 @@
 """All actors of a program in one process: each is a trio task, and they communicate over ZeroMQ.
-
-An actor that has failed and may come back, such as a learner whose data were away, does so here as
-its next incarnation, as engines start a process again.
-"""
+One that has failed and may come back does so here as its next incarnation, as engines start a
+process again."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +43,6 @@ class Outcome:
 
     @property
     def bad_input(self) -> str | None:
-        """The reason why it could not be run with this input; None if it could."""
         for finish in self.finishes.values():
             if finish.status == "bad-input":
                 return finish.reason
@@ -53,24 +50,13 @@ class Outcome:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Actors that failed, and why."""
         return {name: f.reason for name, f in self.finishes.items() if f.status == "failed"}
 
 
 class Cluster(Generic[P]):
-    """The actors of a program, which are started and ended together.
-
-    Args:
-        program: what runs.
-        folder: its run folder.
-        start_point: the snapshot to continue from, if any.
-        kind: what carries messages; over "inproc" there are no keys, as nothing leaves the process.
-        at: addresses on which actors listen, by name, in place of those that ``kind`` gives.
-        listening: called with the name and address of each actor that listens.
-
-    Raises:
-        ConfigError: the program's keys cannot be used.
-    """
+    """The actors of a program, which are started and ended together. Over "inproc" there are no
+    keys, as nothing leaves the process. ``at`` has addresses on which actors listen, by name.
+    ``ConfigError`` if the keys cannot be used."""
 
     def __init__(
         self,
@@ -86,16 +72,13 @@ class Cluster(Generic[P]):
         self.folder = folder
         self.outcome = Outcome()
         self.asked = False
-        """Whether the user asked it to end."""
         self.addresses: dict[str, str] = {}
-        """Where the actors listen that others dial, by name."""
         self._start_point = start_point
         self._kind, self._at, self._listening = kind, at or {}, listening
         self._keys = {} if kind == "inproc" else {n: program.curve(n) for n in program.names}
         self._hosted: dict[str, HostedActor] = {}
 
     def request_stop(self, reason: str) -> None:
-        """Ask it to end in good order."""
         self.asked = True
         asked = self.program.asked_to_stop()
         for hosted in self._hosted.values():
@@ -103,26 +86,17 @@ class Cluster(Generic[P]):
                 hosted.request_stop(reason)
 
     def request_snapshot(self) -> None:
-        """Ask the lead, if it runs, for a snapshot; the result is in the log."""
         for hosted in self._hosted.values():
             if hosted.name == self.program.lead:
                 hosted.request_snapshot()
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The fields of the lead's result; None without one."""
         leads = [each.driver for each in self._hosted.values() if each.name == self.program.lead]
         return leads[-1].seen.get(RESULT) if leads and leads[-1] is not None else None
 
     async def run(self, beside: Callable[[HostedActor], Any] | None = None) -> Outcome:
-        """Run all actors to their ends.
-
-        Args:
-            beside: an async function that runs beside each actor.
-
-        Raises:
-            ConfigError: an address cannot be used.
-        """
+        """Run all actors to their ends, with ``beside``, an async function, beside each of them."""
         keep_freed_memory()
         with _addresses(self._kind, self.program.listeners) as wanted:
             async with open_context() as context:
@@ -178,7 +152,6 @@ class Cluster(Generic[P]):
                 return
 
     async def _next(self, former: HostedActor, context: object) -> HostedActor | None:
-        """An actor's next incarnation; None if the system has no sockets for it."""
         name, incarnation = former.name, f"{former.name}.{number_of(former.incarnation) + 1}"
         endpoint = new_endpoint(context, self._keys.get(name))
         try:
@@ -195,7 +168,6 @@ class Cluster(Generic[P]):
     async def _connected(
         self, context: object, wanted: Mapping[str, str]
     ) -> dict[str, ZmqEndpoint]:
-        """Every actor's endpoint, by incarnation: all that listen do so, then each dials others."""
         program, incarnations = self.program, {n: self._incarnation(n) for n in self.program.names}
         endpoints = {n: new_endpoint(context, self._keys.get(n)) for n in program.names}
         for name in program.listeners:
@@ -214,7 +186,6 @@ class Cluster(Generic[P]):
         return self._start_point.incarnation(name) if self._start_point is not None else f"{name}.1"
 
     def _ended(self, hosted: HostedActor, finish: Finish) -> None:
-        """When an actor has ended for a reason that ends all, end the others."""
         program = self.program
         running = [each for each in self._hosted if each not in self.outcome.finishes]
         if program.ends_all(hosted.name, finish):
@@ -238,7 +209,6 @@ def _nothing(_: HostedActor) -> None:
 
 @contextmanager
 def _addresses(kind: str, listeners: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """The addresses on which actors of one process listen, by name."""
     match kind:
         case "inproc":
             yield {name: f"inproc://{name}" for name in listeners}

@@ -1,8 +1,6 @@
-"""``--processes``: each actor is a process of its own, connected by tcp.
-
-The processes run the same commands that a user types on several hosts. If there are faults on
-purpose, they are applied to them, and processes that a fault ended are restarted.
-"""
+"""``--processes``: each actor is a process of its own, connected by tcp, that runs the same command
+that a user types on several hosts. Faults on purpose are applied to them, and processes that a
+fault ended are restarted."""
 
 import os
 import signal
@@ -60,12 +58,9 @@ class Child:
     doomed: bool = False
     """Whether it was ended on purpose: by a fault, or because the job is over."""
     asked: bool = False
-    """Whether it was asked to leave."""
     result: dict[str, Any] | None = None
-    """The job's result, once it has ended, if it has told one."""
 
     def send(self, number: signal.Signals) -> None:
-        """Signal the actor and its worker."""
         if not self.ended.is_set():
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
@@ -78,7 +73,6 @@ class Child:
                 self.process.send_signal(signal.SIGCONT)
 
     def ask_to_leave(self) -> None:
-        """Ask the actor to leave."""
         self.asked = True
         with suppress(ProcessLookupError):
             self.process.terminate()
@@ -89,8 +83,6 @@ class Child:
             os.write(self.channel.socket.fileno(), STOP)
 
     async def wait(self) -> tuple[int, str]:
-        """Wait until it and its worker have ended; returns the exit status and the end of its
-        standard error."""
         said = bytearray()
         async with self.channel, trio.open_nursery() as nursery:
             nursery.start_soon(self._hear, said)
@@ -120,11 +112,8 @@ def last_words(said: str) -> str:
 
 
 class Processes(Generic[P]):
-    """The actors of a program as child processes.
-
-    Raises:
-        ConfigError: its faults cannot be applied to processes.
-    """
+    """The actors of a program as child processes; ``ConfigError`` if its faults cannot be
+    applied."""
 
     def __init__(self, program: P, folder: Path, at: Mapping[str, str] | None = None) -> None:
         self.program = program
@@ -132,7 +121,6 @@ class Processes(Generic[P]):
         self._at = at or {}
         self.outcome = Outcome()
         self.awaited: set[str] = set()
-        """Actors that are not there, and that the schedule of faults will start."""
         self.chaos: FaultInjector | None = None
         self._faults = live_schedule(program)
         self._ending = False
@@ -141,20 +129,14 @@ class Processes(Generic[P]):
         self._listeners = program.listeners
         self._lead = program.lead
         self.asked = False
-        """Whether the user asked the job to end."""
         self._bound: dict[str, str] = {}
-        """The address of each actor that listens."""
         self.result: dict[str, Any] | None = None
-        """The fields of the lead's result; None before it has told it."""
         self._relayed: dict[str, dict[str, str]] = {}
-        """The addresses of relays that an actor dials in place of others, by name."""
 
     def newest(self, name: str) -> Child | None:
-        """An actor's newest process, ended or not."""
         return self._children.get(name)
 
     def request_stop(self, reason: str) -> None:
-        """Ask the job to end in good order."""
         del reason
         self.asked = True
         self._calm()
@@ -164,11 +146,9 @@ class Processes(Generic[P]):
 
     @property
     def address(self) -> str:
-        """The address of the lead; empty before it listens."""
         return self._bound.get(self._lead, "")
 
     async def run(self) -> Outcome:
-        """Start all actors, and wait until all have ended."""
         async with trio.open_nursery() as relays:
             async with trio.open_nursery() as self._nursery:
                 if all([await self._listens(name) for name in self._listeners]):
@@ -197,7 +177,6 @@ class Processes(Generic[P]):
         return [*program.command(name, self.folder), *program.address_arguments(name, addresses)]
 
     async def _populate(self, relays: trio.Nursery) -> None:
-        """Start the actors that nobody dials, and the schedule of faults, if there is one."""
         proxies: dict[str, Bundle] = {}
         for name in relayed(self._faults):
             dialled = self.program.dials(name)
@@ -226,7 +205,6 @@ class Processes(Generic[P]):
                 await trio.sleep(LOOK_S)
 
     def _calm(self) -> None:
-        """The job is about to end: apply no more faults, and restart no actor."""
         self._ending = True
         self.awaited.clear()
         if self.chaos is not None:
@@ -326,7 +304,6 @@ class Processes(Generic[P]):
             child.send(ask)
 
     async def _listens(self, name: str) -> bool:
-        """Start an actor, and wait for its address file; returns whether it was written."""
         if name != self._lead and self._lead not in self._bound:
             return False
         await self.bring(name)

@@ -33,11 +33,9 @@ class TapeTransfer:
         self._lane = lane
 
     async def run(self) -> None:
-        """Run while the actor runs, whose driver receives."""
         await self._attended.run()
 
     async def finish(self, within_s: float) -> None:
-        """Run after the actor has ended, and receive from the endpoint."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._lane.run_alone)
             await self._attended.finish(within_s)
@@ -102,18 +100,15 @@ class _Shipped:
         self.lane = SideChannel(endpoint, label, self.sender.take)
 
     async def dial(self) -> None:
-        """Connect; raises `OSError` if the address is impossible."""
         await self._endpoint.dial(self._address, route=self._route, identity=self._identity)
 
     async def complete(self) -> None:
-        """Connect, ship the rest of a tape that no longer grows, and disconnect."""
         await self.dial()
         await self.sender.complete()
         await self._endpoint.disconnect(self._route)
 
 
 def _predecessors(tapes: Path, incarnation: str) -> list[str]:
-    """The newest of an actor's former incarnations that have a tape in this folder."""
     name, number = actor_of(incarnation), number_of(incarnation)
     there = {path.name.removesuffix(SUFFIX) for path in tapes.glob(f"{name}.*{SUFFIX}")}
     former = [each for each in there if actor_of(each) == name and 0 < number_of(each) < number]
@@ -129,12 +124,10 @@ class TapeSenders:
         self._formers = formers
 
     async def run(self) -> None:
-        """Ship the actor's tape while it runs, and the former tapes, one after the other."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sender.run)
             for former in self._formers:
                 await former.complete()
 
     async def finish(self, within_s: float) -> None:
-        """Ship the rest of the actor's tape after it has ended."""
         await self._sender.finish(within_s)

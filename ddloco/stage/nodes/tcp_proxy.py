@@ -1,8 +1,6 @@
-"""A TCP relay between one learner and the syncer, which applies a link's faults to real bytes.
-
-It does not interpret what it forwards, drops nothing and keeps the order: bytes held back by a cut
-are delivered afterwards, as TCP does over an unplugged line. Only a reset loses bytes in flight.
-"""
+"""A TCP relay between one learner and the syncer, which applies a link's faults to real bytes. It
+drops nothing and keeps the order: bytes held back by a cut are delivered afterwards, as TCP does
+over an unplugged line. Only a reset loses bytes in flight."""
 
 import socket
 import struct
@@ -49,12 +47,10 @@ class Way:
         self._free_at = 0.0
 
     def begin(self, fault: Fault) -> None:
-        """Begin a fault."""
         self._faults.append(fault)
         self._tell()
 
     def end(self, fault: Fault) -> None:
-        """It is over."""
         self._faults.remove(fault)
         self._tell()
 
@@ -65,25 +61,20 @@ class Way:
 
     @property
     def delay_s(self) -> float:
-        """The delay of every byte, in seconds."""
         return sum(each.delay_s for each in self._faults if each.what == "delay")
 
     @property
     def bytes_per_s(self) -> float | None:
-        """The bandwidth; None if it is not limited."""
         rates = [each.mbit * 1e6 / 8 for each in self._faults if each.what == "bandwidth"]
         return min(rates, default=None)
 
     async def opened(self) -> None:
-        """Wait until nothing is held back."""
         while any(each.what == "cut" for each in self._faults):
             await self._changed.wait()
 
     async def admit(self, waiting: int) -> int:
-        """Wait until some of the waiting bytes may be sent; returns how many.
-
-        All connections of a link share its bandwidth: each slice takes the next free time.
-        """
+        """Wait until some of the waiting bytes may be sent; returns how many. All connections of a
+        link share its bandwidth: each slice takes the next free time."""
         admitted = waiting
         while (rate := self.bytes_per_s) is not None:
             admitted = min(waiting, max(1, int(rate * SLICE_S)))
@@ -114,7 +105,6 @@ class Pipe:
         self._queue: deque[tuple[float, bytes | None]] = deque()
         self._moved = trio.lowlevel.ParkingLot()
         self.waiting_bytes = 0
-        """The number of bytes that were read and not yet sent."""
 
     async def run(self) -> None:
         """Forward until the source has ended and everything is delivered, or the sink is gone."""
@@ -170,8 +160,6 @@ class Pipe:
 
 
 class ProxiedConnection:
-    """A learner's connection and the one that was opened to the syncer for it."""
-
     def __init__(self, learner: trio.SocketStream, syncer: trio.SocketStream) -> None:
         self._streams = (learner, syncer)
         self._scope = trio.CancelScope()
@@ -184,7 +172,6 @@ class ProxiedConnection:
         self._scope.cancel()
 
     async def run(self, to_syncer: Way, from_syncer: Way, bytes_max: int) -> None:
-        """Forward in both directions until both have ended, or the connection is broken."""
         learner, syncer = self._streams
         self.pipes = (
             Pipe(to_syncer, learner, syncer, bytes_max),
@@ -203,8 +190,6 @@ class ProxiedConnection:
 
 
 class Proxy:
-    """Relays one learner's connections to the syncer; faults begin and end on it."""
-
     def __init__(self, upstream: str, *, buffer_bytes_max: int = BUFFER_BYTES_MAX) -> None:
         there = urlsplit(upstream)
         self._host, self._port = there.hostname or "", there.port or 0
@@ -215,27 +200,22 @@ class Proxy:
         self._listeners: list[trio.SocketListener] = []
 
     async def listen(self) -> str:
-        """Open a port on loopback; its address."""
         self._listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         host, port = self._listeners[0].socket.getsockname()[:2]
         return f"tcp://{host}:{port}"
 
     async def run(self) -> None:
-        """Relay until cancelled."""
         await trio.serve_listeners(self._relay, self._listeners)
 
     @property
     def connections(self) -> tuple[ProxiedConnection, ...]:
-        """Those that are open."""
         return tuple(self._connections)
 
     def begin(self, fault: Fault) -> None:
-        """A cut, a delay or a bandwidth begins."""
         for way in WAYS[fault.direction]:
             self._ways[way].begin(fault)
 
     def end(self, fault: Fault) -> None:
-        """It is over."""
         for way in WAYS[fault.direction]:
             self._ways[way].end(fault)
 
@@ -276,27 +256,23 @@ class Bundle:
         self._proxies = [Proxy(each) for each in upstreams]
 
     async def listen(self) -> list[str]:
-        """Where the learner dials instead, in the same order."""
+        """Return where the learner dials instead, in the same order."""
         return [await each.listen() for each in self._proxies]
 
     async def run(self) -> None:
-        """Carry everything until cancelled."""
         async with trio.open_nursery() as nursery:
             for each in self._proxies:
                 nursery.start_soon(each.run)
 
     def begin(self, fault: Fault) -> None:
-        """A fault sets in on every link."""
         for each in self._proxies:
             each.begin(fault)
 
     def end(self, fault: Fault) -> None:
-        """It is over."""
         for each in self._proxies:
             each.end(fault)
 
     def reset(self) -> None:
-        """All connections break."""
         for each in self._proxies:
             each.reset()
 

@@ -27,17 +27,11 @@ NAMED_MAX = 3
 """The number of peers that are named; the others are counted."""
 
 WAITING = "waiting"
-"""The log event of somebody who waits."""
 
 
 async def tell_waiting(whom: Callable[[], str], say: Callable[[str, float], None]) -> None:
-    """Say for whom somebody waits, after a few seconds and every half minute from then on, until
-    cancelled.
-
-    Args:
-        whom: whoever is waited for now; empty for nobody.
-        say: called with that, and since how many seconds.
-    """
+    """Say for whom somebody waits (empty for nobody) and since how many seconds, after a few
+    seconds and every half minute from then on, until cancelled."""
     since, told_s = trio.current_time(), WAIT_TOLD_S
     while True:
         await trio.sleep(LOOK_S)
@@ -53,9 +47,7 @@ async def tell_waiting(whom: Callable[[], str], say: Callable[[str, float], None
 class Wait:
     """A process waits that is no actor yet, or that never is one.
 
-    Args:
-        name: its name.
-        whom: see ``tell_waiting``.
+    Attributes:
         folder: the run folder into whose log this is written; None for none.
     """
 
@@ -64,7 +56,6 @@ class Wait:
     folder: Path | None = None
 
     async def tell(self, *, on_screen: bool = True) -> None:
-        """Say for whom it waits, until cancelled."""
         console = SafeConsole(stderr=True)
 
         def say(missing: str, since_s: float) -> None:
@@ -81,12 +72,7 @@ class Wait:
 
 async def tell_what_is_missing(addresses: Mapping[str, str], actor: HostedActor) -> None:
     """Log which peers an actor waits for, or for what of them; it is read from outside, so this is
-    no event.
-
-    Args:
-        addresses: where those listen that it dials, and it itself, by name.
-        actor: the actor, which may not have begun.
-    """
+    no event. ``addresses`` has those that it dials, and its own."""
     peers = peers_of(actor.program, actor.name, addresses)
     met: set[str] = set()
     heard, heard_at = 0, trio.current_time()
@@ -116,7 +102,6 @@ async def tell_what_is_missing(addresses: Mapping[str, str], actor: HostedActor)
 
 
 def peers_of(program: Runnable, name: str, addresses: Mapping[str, str]) -> dict[str, str]:
-    """The peers of an actor by name, and how they are reached, for people."""
     said = {other: f"{other} at {addresses[other]}" for other in program.dials(name)}
     dialling = [other for other in program.names if name in program.dials(other)]
     return {other: f"{other}, which dials {addresses[name]}" for other in dialling} | said

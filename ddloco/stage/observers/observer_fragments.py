@@ -12,7 +12,7 @@ from transport.payload import PAYLOAD_BYTES_MAX, broken_tensor, payload_bytes
 
 
 def cut(said: Fragment, data: Bytes) -> Iterator[list[Buffer]]:
-    """The messages of a fragment; ``data`` (uint8) is sent without copying."""
+    """Yield the messages of a fragment; ``data`` (uint8) is sent without copying."""
     yield [encode(said), data[:PIECE_BYTES].data]
     for index, start in enumerate(range(PIECE_BYTES, len(data), PIECE_BYTES), start=1):
         yield [encode(FragmentPiece(said.seq, index)), data[start : start + PIECE_BYTES].data]
@@ -30,7 +30,6 @@ class FragmentReader:
     def feed(
         self, said: Fragment | FragmentPiece, piece: Buffer
     ) -> tuple[Fragment, Payload] | None:
-        """Process one message; returns a whole fragment, or None."""
         if isinstance(said, Fragment):
             self._begin(said)
             return self._fill(piece)

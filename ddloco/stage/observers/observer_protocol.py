@@ -45,7 +45,6 @@ class Notice(Struct, frozen=True, tag=True):
 
 
 Request = Literal["snapshot", "stop", "leave"]
-"""Requests that are passed to the actor, where they become events."""
 
 
 class Ask(Notice, frozen=True):
@@ -108,19 +107,13 @@ decode_told: SideDecoder[Told | News | Fragment | FragmentPiece | Sorry] = SideD
 
 
 class Reader:
-    """Decodes what a server sends, and assembles fragments."""
-
     def __init__(self) -> None:
         self._fragments: FragmentReader | None = None
 
     def feed(self, frames: Sequence[Buffer]) -> tuple[Told | News | Fragment | Sorry, Any] | None:
-        """Process one message; returns a whole notice with its payload, if it has one, or None.
-
-        An incomplete fragment is forgotten; the server sends it again.
-
-        Raises:
-            SideProtocolError: it is no valid notice, or a tensor's bytes do not match its digest.
-        """
+        """Process one message; returns a whole notice with its payload, if it has one, or None. An
+        incomplete fragment is forgotten; the server sends it again. ``SideProtocolError`` if it is
+        no valid notice, or a tensor's bytes do not match its digest."""
         said = decode_told(frames, parts=2)
         piece = frames[1] if len(frames) == 2 else b""
         if isinstance(said, Fragment | FragmentPiece):

@@ -1,10 +1,6 @@
-"""The observer server: answers observers of a running actor without affecting it.
-
-It works below the door. Only requests for a snapshot or for the end become events, so tapes are the
-same with and without observers. Requests are answered at once or not at all. The server limits how
-much each observer has not acknowledged; a slow one loses news instead of delaying anything. Of the
-fragments only the newest version matters, so a slow observer skips versions.
-"""
+"""The observer server: answers observers of a running actor without affecting it. Only requests
+become events, so tapes are the same with and without observers. What each has not acknowledged is
+limited: a slow one loses news instead of delaying anything, and skips versions of fragments."""
 
 from collections import deque
 from collections.abc import Callable
@@ -62,8 +58,6 @@ REQUESTS = {"snapshot": "ask for a snapshot", "stop": "end the job", "leave": "l
 
 @dataclass(slots=True)
 class Watcher:
-    """The state of one observer."""
-
     heard_at: float
     seq: int
     follows: bool = False
@@ -79,28 +73,18 @@ class Watcher:
     """The actor that it last asked to leave."""
 
     def took(self, seq: int) -> None:
-        """Process its acknowledgement of everything up to ``seq``."""
         while self.away and self.away[0][0] <= seq:
             self.away_bytes -= self.away.popleft()[1]
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether ``nbytes`` more may be sent without an acknowledgement."""
         within = self.away_bytes + nbytes <= BYTES_AWAY_MAX
         return not self.away or (len(self.away) < NEWS_AWAY_MAX and within)
 
 
 class ObserverServer:
-    """Answers the observers of one actor.
-
-    Args:
-        endpoint: sends the answers, as it sends the actor's own messages.
-        arrays: holds the global fragments, under ``wire/FRAGMENT/T``.
-        now: returns seconds since the actor's start.
-        status: returns the actor's status as plain data.
-        refuse: called with the reason when a frame is rejected.
-        request: called when an observer requests a snapshot, the end of the job, or that the actor
-            that is named leaves it; only these reach the actor. Returns whether it was taken.
-    """
+    """Answers the observers of one actor. The global fragments are under ``wire/FRAGMENT/T``. Only
+    what ``request`` is called for reaches the actor: a snapshot, the end of the job, or that an
+    actor leaves it; it returns whether that was taken."""
 
     def __init__(
         self,
@@ -121,11 +105,9 @@ class ObserverServer:
         self._watchers: dict[str, Watcher] = {}
         self._newest: dict[int, int] = {}
         self._snapshots_from = 0.0
-        """The time from which observers may request another snapshot."""
         self._told: tuple[float, dict[str, Any]] | None = None
 
     def take(self, arrival: Arrival) -> None:
-        """Answer an observer's request; anything else is rejected."""
         route = arrival.route
         try:
             ask = decode_ask(arrival.frames)
@@ -175,14 +157,12 @@ class ObserverServer:
             self._hand_over(route, watcher)
 
     def observers(self) -> list[dict[str, Any]]:
-        """The observers, and how many notices each has missed."""
         return [
             {"observer": route, "follows": each.follows, "lost": each.lost, "away": len(each.away)}
             for route, each in self._watchers.items()
         ]
 
     def _note(self, event: str, fields: dict[str, Any]) -> None:
-        """Track the newest version of each fragment."""
         match event, fields:
             case "listening", {"fragments": int(fragments)}:
                 # A recovered syncer begins with versions above 0.
@@ -250,7 +230,6 @@ class ObserverServer:
         self._say(route, watcher, Told(watcher.seq + 1, facts))
 
     def _say(self, route: str, watcher: Watcher, said: Notice) -> None:
-        """Send a notice of one frame, or count it as lost."""
         frame = encode(said)
         if len(frame) > NOTICE_BYTES_MAX or not watcher.has_room(len(frame)):
             watcher.lost += 1
@@ -274,7 +253,6 @@ class ObserverServer:
             del watcher.pending[fragment]
 
     def _send(self, route: str, watcher: Watcher, messages: Any, nbytes: int) -> bool:
-        """Send the messages of one notice; an observer that has gone is forgotten."""
         watcher.seq += 1
         watcher.away.append((watcher.seq, nbytes))
         watcher.away_bytes += nbytes

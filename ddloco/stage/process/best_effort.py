@@ -1,7 +1,5 @@
 """The door for what is only for people, or for later: displays, logs, trackers, status, figures.
-
-Whatever fails behind it is one line, once, and never ends, holds or judges what it tells of.
-"""
+Whatever fails behind it is one line, once, and never ends, holds or judges what it tells of."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -18,11 +16,8 @@ FAILED_ASIDE = "aside failed"
 
 
 class BestEffort:
-    """Does what may fail.
-
-    Args:
-        say: called with what has failed and why, the first time that it does.
-    """
+    """Does what may fail; ``say`` is called with what has failed and why, the first time that it
+    does."""
 
     def __init__(self, say: Callable[[str, str], None]) -> None:
         self._say = say

@@ -24,10 +24,8 @@ def own_version() -> str:
 
 @cache
 def code_version() -> str:
-    """The version, and a digest of the five packages' sources, which changes in development.
-
-    It is the same in a checkout and in the wheel that is built from it.
-    """
+    """Return the version, and a digest of the five packages' sources, which changes in development.
+    It is the same in a checkout and in the wheel that is built from it."""
     ours = Path(__file__).parents[2]
     rooms = ours / ROOMS if (ours / ROOMS).is_dir() else ours.parent
     digest = hashlib.sha256()

@@ -20,7 +20,6 @@ class SafeConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
-        """Render to segments; those of text are escaped."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment
@@ -29,11 +28,9 @@ class SafeConsole(Console):
 
     @property
     def file(self) -> IO[str]:
-        """The stream that is drawn on."""
         stream = super().file
         return stream.unescaped if isinstance(stream, Escaping) else stream
 
     @file.setter
     def file(self, new_file: IO[str]) -> None:
-        """Draw on another stream."""
         self._file = new_file

@@ -1,12 +1,7 @@
-"""Entry points: functions that users name as ``module:function``.
-
-The module is searched in the working directory of the command, as Python does for a script, and
-then among the installed packages. The working directory may hold a module with the name of one of
-ddloco's packages. Only the worker process puts it first on the import path. It then removes its own
-packages of such names from ``sys.modules``, so that user code imports the user's modules; ddloco's
-code has imported all that it needs before. A process of actors does not import tasks: it only reads
-the source file of the task.
-"""
+"""Entry points: functions that users name as ``module:function``, searched in the working directory
+as Python does for a script, and then among the installed packages. That may hold modules with the
+names of ddloco's packages: only the worker process puts it first on the import path, after ddloco's
+code has imported all that it needs. A process of actors only reads the source file of a task."""
 
 import hashlib
 import importlib
@@ -47,11 +42,8 @@ class NamedError(ValueError):
 
 
 def called(kind: str, spec: str, options: Mapping[str, Any]) -> Any:
-    """Import ``module:function`` and call it.
-
-    Raises:
-        NamedError: with one line that names the module, the function or the option.
-    """
+    """Import ``module:function`` and call it; ``NamedError`` names the module, the function or the
+    option."""
     module_name, function_name = parted(kind, spec)
     try:
         module = importlib.import_module(module_name)
@@ -97,16 +89,13 @@ def _with_options(options: Mapping[str, Any]) -> str:
 
 
 def pinned_name(text: str) -> str:
-    """The name of the pinned module with this text."""
     return f"main_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def pinned_file(folder: Path, spec: str) -> Path | None:
-    """The file of an entry point's module in ``folder``, if it is a pinned module; None if not.
-
-    A file whose text does not have the digest that the module is named after is not used: it would
-    be other code than the user asked for.
-    """
+    """Return the file of an entry point's module in ``folder``, if it is a pinned module; None if
+    not. One whose text does not have the digest that the module is named after would be other code
+    than the user asked for."""
     name = spec.partition(":")[0]
     path = folder / f"{name}.py"
     if PINNED.fullmatch(name) is None or not path.is_file():
@@ -118,7 +107,6 @@ class KeptModules(Struct, frozen=True):
     """Modules that a run folder keeps, and that may be imported from there.
 
     Attributes:
-        folder: where they are.
         files: the SHA-256 of their texts, as they were checked, by path relative to the folder.
     """
 
@@ -126,7 +114,6 @@ class KeptModules(Struct, frozen=True):
     files: dict[str, bytes]
 
     def file(self, module: str) -> Path | None:
-        """The file of a module with this dotted name; None if it is none of these."""
         path = module.replace(".", "/")
         for name in (f"{path}/__init__.py", f"{path}.py"):
             if name in self.files:
@@ -134,7 +121,6 @@ class KeptModules(Struct, frozen=True):
         return None
 
     def digest_of(self, file: Path) -> bytes:
-        """The SHA-256 of one of these files, as it was checked."""
         return self.files[file.relative_to(self.folder).as_posix()]
 
     def is_package(self, module: str) -> bool:
@@ -161,26 +147,20 @@ class _Checked(SourceFileLoader):
 
 
 class KeptFinder(MetaPathFinder):
-    """Finds the modules that a run folder keeps, unless any other finder finds their package.
-
-    It is the first of all finders: of a package that it has found, it alone finds the modules.
-    """
+    """Finds the modules that a run folder keeps, unless any other finder finds their package. It is
+    the first of all finders: of a package that it has found, it alone finds the modules."""
 
     def __init__(self, kept: KeptModules) -> None:
         self._kept = kept
 
     def install(self) -> None:
-        """Find modules from now on."""
         sys.meta_path.insert(0, self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        """Find a module, unless its package was found elsewhere.
-
-        Raises:
-            ModuleNotFoundError: it is beside modules that are kept, and is none of them.
-        """
+        """Find a module, unless its package was found elsewhere; ``ModuleNotFoundError`` for one
+        beside modules that are kept, which is none of them."""
         del target
         folder = Path(self._kept.folder)
         if path is not None and not any(Path(each).is_relative_to(folder) for each in path):
@@ -205,13 +185,8 @@ class KeptFinder(MetaPathFinder):
 
 
 def source_digest(kind: str, spec: str, kept: KeptModules | None = None) -> str:
-    """Return the SHA-256, in hex, of the source file of an entry point's module.
-
-    The digest covers only that file, not the modules that it imports or the data that it reads.
-
-    Raises:
-        NamedError: there is no such module, or it has no source file.
-    """
+    """Return the SHA-256, in hex, of the source file of an entry point's module, without the
+    modules that it imports or the data that it reads. ``NamedError`` if there is none."""
     module_name, _ = parted(kind, spec)
     found = found_from(Path.cwd(), module_name)
     file = kept.file(module_name) if found is None and kept is not None else None
@@ -234,13 +209,9 @@ def source_digest(kind: str, spec: str, kept: KeptModules | None = None) -> str:
 
 
 def check_function(kind: str, spec: str) -> None:
-    """Check, without importing it, that an entry point's module defines the function.
-
-    What cannot be told from the source is left to the process that imports it.
-
-    Raises:
-        NamedError: nothing in the module's source gives anything this name.
-    """
+    """Check, without importing it, that an entry point's module defines the function;
+    ``NamedError`` if nothing in its source does. What cannot be told from the source is left to the
+    process that imports it."""
     module_name, function_name = parted(kind, spec)
     found = found_from(Path.cwd(), module_name)
     if found is None or not found.has_location or not str(found.origin).endswith(".py"):
@@ -279,17 +250,14 @@ def found_from(folder: Path, module_name: str) -> ModuleSpec | None:
 
 
 def _modules_here(like: str) -> list[str]:
-    """The modules in the current folder, or in its folder that a dotted name begins with."""
     *packages, _ = like.split(".")
     folder, prefix = Path.cwd().joinpath(*packages), "".join(f"{each}." for each in packages)
     return [f"{prefix}{path.stem}" for path in sorted(folder.glob("*.py"))]
 
 
 def _locations(found: ModuleSpec, searched: Sequence[str]) -> list[str]:
-    """Return where the modules of a package are.
-
-    The spec of a plain folder cannot tell: it looks again, in the parent package as imported.
-    """
+    """Return where the modules of a package are. The spec of a plain folder cannot tell: it looks
+    again, in the parent package as imported."""
     if found.has_location:
         return list(found.submodule_search_locations or ())
     there = (Path(each) / found.name for each in searched)
@@ -320,11 +288,8 @@ def look_here_first(folder: Path) -> None:
 
 
 def parted(kind: str, spec: str) -> tuple[str, str]:
-    """Split an entry point into module and function.
-
-    Raises:
-        NamedError: it does not have that form.
-    """
+    """Split an entry point into module and function; ``NamedError`` if it does not have that
+    form."""
     module_name, colon, function_name = spec.partition(":")
     dotted = all(part.isidentifier() for part in module_name.split("."))
     if not (colon and dotted and function_name.isidentifier()):

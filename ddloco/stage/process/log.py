@@ -1,9 +1,6 @@
-"""The log: one JSON object per line in ``log.jsonl``, written with structlog.
-
-Several processes may append to the same file: each line is a single write. A line that cannot be
-written, as on a full disk, is lost; the next one that can be written is preceded by a line with the
-number of lost lines. No actor ends because of its log.
-"""
+"""The log: one JSON object per line in ``log.jsonl``. Several processes may append to the same
+file: each line is a single write. A line that cannot be written, as on a full disk, is lost, and
+counted in a later line. No actor ends because of its log."""
 
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
@@ -20,18 +17,14 @@ FIRST = ("event", "actor", "at", "date", "ref")
 """Fields at the beginning of every line, for readability."""
 
 Note = Callable[[str, dict[str, Any]], None]
-"""Writes an event with its fields to the log."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class ActorLog:
-    """Writes one actor's observations; with ``path`` None they are discarded.
-
-    Attributes:
-        began: when the actor's clock was 0, in seconds since 1970: then every line has a date. None
-            where time is not the wall clock's, as in simulations.
-    """
+    """Writes one actor's observations; with ``path`` None they are discarded. ``began`` is when the
+    actor's clock was 0, in seconds since 1970, for dates; None where time is not the wall clock's,
+    as in simulations."""
 
     def __init__(self, path: Path | None, incarnation: str, began: float | None = None) -> None:
         self.began = began
@@ -62,7 +55,6 @@ class ActorLog:
                 self._lost += 1
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -73,15 +65,11 @@ def date_of(seconds: float) -> str:
 
 
 class _Calls:
-    """A logger for structlog that passes each line to a function."""
-
     def __init__(self, add: Callable[[bytes], bool]) -> None:
         self.info = add
 
 
 class _Lines:
-    """Appends lines to a file."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
@@ -107,7 +95,6 @@ class _Lines:
         return written == len(whole)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 

@@ -40,7 +40,6 @@ class LogTail:
         return found
 
     def _size(self) -> int:
-        """How long the file is; 0 until it exists."""
         if self._file is None and self._path.exists():
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         return os.fstat(self._file).st_size if self._file is not None else 0

@@ -1,18 +1,12 @@
-"""Settings of the memory allocator that keep freed memory: large arrays are allocated and freed at
-every merge, and faulting in new pages costs more than the arithmetic on them.
+"""Settings of the memory allocator that keep freed memory: faulting in new pages costs more than
+the arithmetic on them. By default glibc returns allocations of over 128 KiB when they are freed,
+and takes a page fault for each 4 KiB of the next one: 21,000 in a round of 4 x 64 MiB, which went
+from 0.49 to 0.44 s (medians on two cores).
 
-By default glibc returns allocations of over 128 KiB to the system when they are freed, and takes a
-page fault for each 4 KiB of the next one: 21,000 in a round of 4 x 64 MiB. With these settings, and
-with arrivals in shared memory, the round went from 0.49 to 0.44 s (medians on two cores).
-
-Kept memory must be usable by all threads. glibc normally gives each thread its own heap, and each
-heap kept the largest size that it had ever had: a syncer that received many messages of 4 MiB grew
-by 8 or 16 MiB now and then, though nothing was in use. So all threads share one heap; allocations
-are few and large, so there is no contention.
-
-The kept memory is the largest amount ever in use at once, which a burst of messages may reach only
-for a moment. So once a minute, if more is free than in use, it is returned to the system. Returning
-100 MiB takes 20 ms, and 110 ms of page faults when it is used again (on two busy cores).
+All threads share one heap: with a heap for each, a syncer that received many messages of 4 MiB grew
+by 8 or 16 MiB now and then, though nothing was in use. Once a minute, if more is free than in use,
+it is returned. Returning 100 MiB takes 20 ms, and 110 ms of page faults when it is used again (on
+two busy cores).
 """
 
 import ctypes
@@ -33,10 +27,8 @@ microseconds."""
 
 
 def keep_freed_memory() -> bool:
-    """Make the allocator of this process reuse freed memory; returns whether it accepted.
-
-    Call this before threads are started: a thread that already has a heap of its own keeps it.
-    """
+    """Make the allocator of this process reuse freed memory; returns whether it accepted. Call this
+    before threads are started: a thread that already has a heap of its own keeps it."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -48,7 +40,6 @@ def keep_freed_memory() -> bool:
 
 
 async def give_back_spare() -> None:
-    """Check at intervals how much memory of this process is free, and return it; for ever."""
     while True:
         await trio.sleep(LOOK_S)
         await trio.to_thread.run_sync(give_back)

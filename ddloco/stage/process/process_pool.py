@@ -21,8 +21,6 @@ class ProcessLostError(Exception):
 
 
 class ProcessPool:
-    """Processes that compute parts, one part at a time each."""
-
     def __init__(self, executor: ProcessPoolExecutor) -> None:
         self._executor = executor
 
@@ -36,15 +34,9 @@ class ProcessPool:
 
 @contextmanager
 def process_pool(processes: int) -> Iterator[ProcessPool]:
-    """Start processes that end with the block.
-
-    If the block is left early, what waits is not computed any more. Ctrl-C, which a terminal sends
-    to all processes, ends them at once, unless this process ignores it: otherwise each would go on
-    with what it was given next.
-
-    Raises:
-        ProcessLostError: one of them was killed.
-    """
+    """Start processes that end with the block; if it is left early, what waits is not computed any
+    more. Ctrl-C, which a terminal sends to all processes, ends them at once, unless this process
+    ignores it. ``ProcessLostError`` if one of them was killed."""
     _start_server()
     context = multiprocessing.get_context("forkserver")
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN

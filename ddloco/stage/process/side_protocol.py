@@ -1,9 +1,6 @@
-"""What the protocols beside the links have in common: numbers, tapes and observers.
-
-Their messages are msgpack structs below the door: no machine, clock or tape has them. Each protocol
-has a version number, which a request carries, a largest size, and a rate for each actor. What is
-refused is counted, and the first refusals are logged.
-"""
+"""What the protocols beside the links have in common: numbers, tapes and observers. Their messages
+are msgpack structs below the door: no machine, clock or tape has them. What is refused is counted,
+and the first refusals are logged."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -25,12 +22,8 @@ class SideProtocolError(ValueError):
 
 
 class SideDecoder(Generic[M]):
-    """Decodes the messages of a protocol.
-
-    Args:
-        kinds: the union of their types.
-        bytes_max: the largest size of a message, without the bytes that may follow it.
-    """
+    """Decodes the messages of a protocol, of at most ``bytes_max`` without the bytes that may
+    follow."""
 
     def __init__(self, kinds: Any, bytes_max: int) -> None:
         self.kinds = kinds
@@ -38,11 +31,8 @@ class SideDecoder(Generic[M]):
         self._bytes_max = bytes_max
 
     def __call__(self, frames: Sequence[Buffer], parts: int = 1) -> M:
-        """Decode the first of up to ``parts`` frames.
-
-        Raises:
-            SideProtocolError: it is not a valid message, or too long.
-        """
+        """Decode the first of up to ``parts`` frames; ``SideProtocolError`` if it is invalid or too
+        long."""
         if not 1 <= len(frames) <= parts:
             raise SideProtocolError(f"a message of {len(frames)} parts, 1 to {parts} expected")
         if len(frames[0]) > self._bytes_max:
@@ -54,14 +44,11 @@ class SideDecoder(Generic[M]):
 
 
 class Refusals:
-    """Counts what was refused, and logs the first refusals."""
-
     def __init__(self, event: str, note: Callable[[str, dict[str, Any]], None]) -> None:
         self.count = 0
         self._event, self._note = event, note
 
     def add(self, peer: str, reason: str) -> None:
-        """Count one refusal of a peer's message."""
         self.count += 1
         if self.count <= REFUSALS_LOGGED_MAX:
             self._note(self._event, {"peer": peer[:64], "reason": reason, "count": self.count})

@@ -21,12 +21,9 @@ RESULT_BYTES_MAX = 1 << 20
 
 async def stop_on_signal(stop: Request, leave: Request | None = None) -> None:
     """Turn the first SIGINT into a stop request, and the first SIGTERM or SIGHUP into a leave
-    request.
-
-    A second SIGINT is from a user who wants an immediate end. SIGTERM comes from programs, which
-    may send it to a process and to its group, or repeatedly; repetitions are ignored. SIGHUP comes
-    from a terminal that is closed, and is ignored if it was before, as by ``nohup``.
-    """
+    request. A second SIGINT is from a user who wants an immediate end. SIGTERM comes from programs,
+    which may repeat it; repetitions are ignored. SIGHUP comes from a terminal that is closed, and
+    is ignored if it was before, as by ``nohup``."""
     seen: set[int] = set()
     numbers = {signal.SIGINT, signal.SIGTERM}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

@@ -1,10 +1,6 @@
-"""Text on its way to a terminal: control characters in it are written as escapes.
-
-Names of actors, reasons, lines of a log, notes in a bundle and messages of exceptions come from
-files and peers. A terminal obeys control characters: they could clear the screen, forge lines, or
-write to other programs. So everything that a command prints goes through here; what the program
-itself draws, in colours and on one place of the screen, goes through ``console``.
-"""
+"""Text on its way to a terminal: control characters in it are written as escapes. Names, reasons,
+log lines and messages come from files and peers; control characters could clear the screen, forge
+lines, or write to other programs. What the program itself draws goes through ``console``."""
 
 import os
 import re
@@ -44,53 +40,38 @@ def one_line(text: object) -> str:
 
 
 class Escaping:
-    """A text stream that escapes control characters.
-
-    Args:
-        stream: the stream that everything is written to.
-
-    Attributes:
-        unescaped: the same stream, for those who write control characters on purpose.
-    """
+    """A text stream that escapes control characters; ``unescaped`` is for those who write them on
+    purpose."""
 
     def __init__(self, stream: Any) -> None:
         self.unescaped = stream
 
     def write(self, text: str) -> int:
-        """Write text."""
         self.unescaped.write(escaped(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write several texts."""
         for line in lines:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the stream's own."""
         return getattr(self.unescaped, name)
 
 
 class Outliving:
     """A text stream for a program that goes on when nobody reads it, or its disk is full: a
     terminal that is closed, a log driver that has ended, ``| head``. What cannot be written is
-    lost.
-
-    Args:
-        stream: the stream that everything is written to.
-    """
+    lost."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write text, if that is possible."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Write what is still in this process, if that is possible."""
         with suppress(OSError):
             self._stream.flush()
 
@@ -103,7 +84,6 @@ class Outliving:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the stream's own."""
         return getattr(self._stream, name)
 
 
@@ -118,7 +98,6 @@ def outlive_readers() -> None:
 
 
 def let_go() -> None:
-    """End the output of a program that outlives its readers; see ``Outliving.let_go``."""
     for stream in (sys.stdout, sys.stderr):
         inner = stream.unescaped if isinstance(stream, Escaping) else stream
         if isinstance(inner, Outliving):
@@ -127,7 +106,6 @@ def let_go() -> None:
 
 @contextmanager
 def escaping() -> Iterator[None]:
-    """Escape what is printed to standard output and standard error."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (_over(each) for each in before)
     try:

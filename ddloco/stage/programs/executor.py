@@ -26,14 +26,7 @@ only from a seed in the effect."""
 
 
 class ComputationExecutor:
-    """Does the work of one actor, in a live run and in a replay alike.
-
-    Args:
-        compute: the user's function.
-        asked: the union of the work that it does; snapshots can hold no other.
-        arrays: the arrays by handle; all of them are payloads.
-        sink: where snapshots are written.
-    """
+    """Does the work of one actor, in a live run and in a replay alike."""
 
     def __init__(
         self, compute: Compute, asked: Any, arrays: ArrayTable, sink: SnapshotSink
@@ -44,10 +37,8 @@ class ComputationExecutor:
         self._doers = doers(ActorCapture(arrays, sink))
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
-        """Do one piece of work; a failure is a result too.
-
-        The arrays are looked up before this returns, since the next event may free them.
-        """
+        """Do one piece of work; a failure is a result too. The arrays are looked up before this
+        returns, since the next event may free them."""
         doer = self._doers.get(type(work))
         if doer is not None:
             return doer(work)
@@ -63,7 +54,6 @@ class ComputationExecutor:
         return result
 
     def _computed(self, work: Work, read: Sequence[Payload]) -> tuple[WorkResult, list[Payload]]:
-        """Call the user's function; runs in a thread."""
         if not isinstance(work, self._asked):
             raise TypeError("the program does not name it; want it in Program(asked=...)")
         given: list[Tensors] = [tensors_of(payload) for payload in read]

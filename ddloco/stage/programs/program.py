@@ -1,9 +1,6 @@
-"""A program of a user's actors: the actors, their messages, and their work.
-
-A program needs nothing else to be run over ZeroMQ, recorded, replayed and snapshotted:
-``ddloco perform`` runs it, and all other commands accept its run folders. See
-examples/parameter_server.py for an example and ``ddloco docs own-actors`` for an explanation.
-"""
+"""A program of a user's actors: the actors, their messages, and their work; ``ddloco perform`` runs
+it. See examples/parameter_server.py for an example and ``ddloco docs own-actors`` for an
+explanation."""
 
 import hashlib
 import inspect
@@ -155,10 +152,6 @@ class LoadedProgram(Runnable):
 
     Attributes:
         spec: ``module:function``.
-        options: the function's arguments; plain data.
-        program: what the function returned.
-        keys: the folder of this host's keys.
-        chaos_file: the file with the faults that are applied to its processes.
         snapshot_said: what its processes continue from, as given to ``--from``.
         trust: whether the user trusts who writes there.
     """
@@ -170,7 +163,6 @@ class LoadedProgram(Runnable):
     options: Mapping[str, Any]
     program: Program
     digest: str = field(compare=False, default="")
-    """The SHA-256 of its source file."""
     keys: Path | None = field(compare=False, default=None)
     chaos_file: Path | None = field(compare=False, default=None)
     snapshot_said: str = field(compare=False, default="")
@@ -178,18 +170,15 @@ class LoadedProgram(Runnable):
 
     @property
     def name(self) -> str:
-        """The name of the function."""
         return parted("program", self.spec)[1]
 
     @property
     def id(self) -> str:
-        """Name and digest."""
         content = msgspec.json.encode(self.as_plain(), order="deterministic")
         return f"{self.name}-{hashlib.sha256(content).hexdigest()[:12]}"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The actors in the program's order."""
         return tuple(self.program.roles)
 
     @property
@@ -210,26 +199,19 @@ class LoadedProgram(Runnable):
 
     @property
     def source_name(self) -> str:
-        """The program."""
         return f"program {self.spec}"
 
     @property
     def tape(self) -> TapeTable:
-        """See ``Program``."""
         return self.program.tape
 
     @property
     def snapshot(self) -> SnapshotTable:
-        """See ``Program``."""
         return self.program.snapshot
 
     @property
     def chaos(self) -> Faults:
-        """The faults in ``chaos_file``.
-
-        Raises:
-            ConfigError: it cannot be read, or a fault is of another actor.
-        """
+        """Return the faults in ``chaos_file``; ``ConfigError`` if one is of another actor."""
         if self.chaos_file is None:
             return Faults()
         faults = convert(read_toml(self.chaos_file), Faults, str(self.chaos_file))
@@ -240,27 +222,22 @@ class LoadedProgram(Runnable):
 
     @property
     def is_open(self) -> bool:
-        """Whether it has keys."""
         return self.keys is not None
 
     @property
     def how_to_close(self) -> str:
-        """With keys of its actors' names."""
         names = ",".join(self.names)
         return f"make keys with `ddloco keys DIR --names {names}` and pass them with --keys DIR"
 
     @property
     def bodies(self) -> Any:
-        """The union of all message bodies."""
         return ActorBody | Over | Done | self.program.said
 
     @property
     def asked(self) -> Any:
-        """The union of all work that its machines may request."""
         return Call | self.program.asked
 
     def machine(self, incarnation: str) -> Machine:
-        """See ``Role``."""
         name = actor_of(incarnation)
         machine = self.program.roles[name].machine()
         if isinstance(machine, UserActor):
@@ -271,36 +248,29 @@ class LoadedProgram(Runnable):
         return machine
 
     def states(self, incarnation: str) -> ActorStates[Any]:
-        """With the program's messages and work."""
         machine = self.machine(incarnation)
         return ActorStates(machine, self.bodies, self.asked, UserTimer)
 
     @property
     def semantics(self) -> tuple[str, ...]:
-        """Those of all actors."""
         return ACTOR_SEMANTICS
 
     @property
     def events(self) -> Any:
-        """The union of all events that a tape may contain."""
         arrived = MessageArrived[self.bodies]
         timed = TimerFired[TimerOfAll | UserTimer]
         return arrived | timed | HappensToAll | Begun | Returned | self.program.happened
 
     def dials(self, name: str) -> tuple[str, ...]:
-        """See ``Role``."""
         return self.program.roles[name].dials
 
     def curve(self, name: str) -> Curve | None:
-        """The keys of an actor."""
         return load_curve(self.keys, name, self.listeners) if self.keys is not None else None
 
     def as_plain(self) -> dict[str, Any]:
-        """The spec and options as plain data, for a tape's header."""
         return {"program": self.spec, "options": dict(self.options)}
 
     def source(self, folder: Path | None = None) -> str:
-        """The digest of the program's source file."""
         del folder
         return self.digest
 
@@ -308,7 +278,6 @@ class LoadedProgram(Runnable):
         """All faults can be applied."""
 
     def start_point(self, said: str, only: str | None = None, *, trust: bool) -> StartPoint[Start]:
-        """Read the states of the program's actors in a snapshot."""
         place, snapshot = existing_place(said)
         check_said(said, place, self.snapshot.place, trust=trust)
         return self.restored(place, snapshot, only)
@@ -316,8 +285,6 @@ class LoadedProgram(Runnable):
     def restored(
         self, place: str | Path, snapshot: str, only: str | None = None
     ) -> StartPoint[Start]:
-        """See ``Runnable``."""
-
         def load(store: Store, part: Part) -> Start:
             if actor_of(part.who) not in self.names:
                 raise SnapshotError(f"{store.name}: {part.who} is no actor of this program")
@@ -326,7 +293,6 @@ class LoadedProgram(Runnable):
         return read_start_point(place, snapshot, load, only)
 
     def command(self, name: str, folder: Path) -> list[str]:
-        """``ddloco perform --only``."""
         options = [f"{key}={said_of_option(value)}" for key, value in self.options.items()]
         said = ["perform", self.spec, "--dir", str(folder), "--only", name, "--with-parent"]
         said += [word for each in options for word in ("--set", each)]
@@ -336,22 +302,18 @@ class LoadedProgram(Runnable):
         return [*said, *(["--trust"] if self.trust else []), *(["--place", place] if place else [])]
 
     def address_arguments(self, name: str, addresses: Mapping[str, str]) -> list[str]:
-        """``--at`` of all that it needs."""
         needed = [*self.dials(name), *{self.lead, name}]
         at = [f"{each}={addresses[each]}" for each in sorted({*needed}) if each in self.listeners]
         return ["--at", *at] if at else []
 
     def address_option(self, name: str, address: str, *, listens: bool) -> str:
-        """``--at``."""
         del listens
         return f"--at {name}={address}"
 
     def asked_to_stop(self) -> tuple[str, ...]:
-        """Every actor."""
         return self.names
 
     def ends_all(self, name: str, finish: Finish) -> bool:
-        """A failure does."""
         del name
         return finish.status in ("failed", "bad-input")
 
@@ -361,7 +323,6 @@ class LoadedProgram(Runnable):
         return ""
 
     def failure(self, error: BaseException, incarnation: str) -> Finish:
-        """Mostly an error of user code."""
         del incarnation
         if isinstance(error, TapeError):
             return Finish("failed", str(error))
@@ -369,11 +330,8 @@ class LoadedProgram(Runnable):
         return Finish("failed", f"{said}; the tape ends with that event")
 
     def admits(self, header: Header[Any]) -> None:
-        """Check the size of a message's payload.
-
-        Raises:
-            RemoteProtocolError: it is too large.
-        """
+        """Check that a message has the array that its body needs, and no larger payload than is
+        taken; else ``RemoteProtocolError``."""
         kind = type(header.body)
         if header.tensors and not array_field(kind):
             raise RemoteProtocolError(f"$.tensors: a {kind.__name__} carries no array")
@@ -385,7 +343,6 @@ class LoadedProgram(Runnable):
 
     @asynccontextmanager
     async def open(self, hosted: HostedActor) -> AsyncIterator[OpenedActor]:
-        """Open everything that the actor needs: its arrays, its state and its tape."""
         role, incarnation = self.program.roles[hosted.name], hosted.incarnation
         arrays = ArrayTable()
         actor = new_actor(incarnation, self.machine(incarnation))
@@ -414,14 +371,12 @@ class LoadedProgram(Runnable):
             nursery.cancel_scope.cancel()
 
     async def _snapshots(self, hosted: HostedActor) -> None:
-        """Ask the lead for snapshots at intervals, if there is one."""
         every_s = self.snapshot.every_s
         while every_s and hosted.name == self.lead:
             await trio.sleep(every_s)
             hosted.request_snapshot()
 
     def placed(self, place: str) -> "LoadedProgram":
-        """The same program, whose snapshots are in a place."""
         snapshot = msgspec.structs.replace(self.snapshot, place=place)
         return replace(self, program=replace(self.program, snapshot=snapshot))
 
@@ -450,16 +405,12 @@ def find_programs() -> Path:
 
 
 def is_program(plain: Mapping[str, Any]) -> bool:
-    """Whether a tape's header describes a user's program rather than a job."""
     return "program" in plain
 
 
 def load_program(spec: str, options: Mapping[str, Any]) -> LoadedProgram:
-    """Import ``module:function``, call it with ``options``, and check what it returns.
-
-    Raises:
-        NamedError: with one line that says what is wrong.
-    """
+    """Import ``module:function``, call it with ``options``, and check what it returns;
+    ``NamedError`` says what is wrong."""
     program = called("program", spec, options)
     problem = _problem(program)
     if problem is None:
@@ -499,11 +450,8 @@ def _problem(program: Any) -> str | None:
 
 
 def handled(program: Program) -> Any:
-    """The union of message bodies: ``said``, or those that the actors have methods for.
-
-    Raises:
-        TypeError: a method for a message does not annotate it, or has another name.
-    """
+    """Return the union of message bodies: ``said``, or those that the actors have methods for.
+    ``TypeError`` if a method for a message does not annotate it, or has another name."""
     if program.said is not None:
         return program.said
     found: Any = Over | Done

@@ -1,14 +1,10 @@
-"""A base class for actors that read like their algorithm: arrays are values, work is a call.
+"""A base class for actors that read like their algorithm: arrays are values, work is a call. Its
+methods decide immediately, only from their arguments and its attributes, without clocks, files or
+randomness, so that a replay decides the same.
 
-A subclass has methods for what happens: the actor begins, a peer joins, a message arrives, which is
-handled by the method of its name. These methods request actions with ``send``, ``call``, ``log``
-and others. The actor is a state machine: its methods decide immediately, only from their arguments
-and its attributes, without clocks, files or randomness, so that a replay decides the same.
-
-An array is kept as long as an attribute of the actor refers to it, directly or inside lists, dicts
-and objects, while a message with it waits to be sent, and while a call uses it. After each event
-the base class searches the attributes for arrays, which takes time proportional to their number; an
-actor with thousands of arrays should be written as a machine instead.
+An array is kept as long as an attribute refers to it, a message with it waits to be sent, or a call
+uses it. After each event the attributes are searched for arrays, in time proportional to their
+number; an actor with thousands of arrays should be a machine.
 """
 
 import re
@@ -123,14 +119,9 @@ class PendingCall(Struct, frozen=True, forbid_unknown_fields=True):
     makes: Array
 
     def method_of(self, actor: "UserActor") -> Callable[..., None]:
-        """Return the method to call.
-
-        The name may come from a snapshot, so it must be of a method that the user's classes define,
-        and of none that Python calls by itself.
-
-        Raises:
-            ValueError: the actor has no such method of its own.
-        """
+        """Return the method to call; ``ValueError`` if the actor has no such method of its own. The
+        name may come from a snapshot, so it must be of a method that the user's classes define, and
+        of none that Python calls by itself."""
         cls = type(actor)
         base = next((each for each in cls.__mro__ if self.then in vars(each)), UserActor)
         found = vars(base).get(self.then)
@@ -184,7 +175,6 @@ def computation(function: F) -> F:
 def compute_call(
     work: Any, given: Sequence[Mapping[str, NDArray[Any]]]
 ) -> tuple[Returned, list[dict[str, NDArray[Any]]]]:
-    """Do the work of a ``Call``; see ``ddloco.stage.programs.program.Compute``."""
     if not isinstance(work, Call):
         raise NotImplementedError(f"no compute was given for {type(work).__name__}")
     arrays = [tensors[NAME] if [*tensors] == [NAME] else dict(tensors) for tensors in given]

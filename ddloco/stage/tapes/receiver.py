@@ -1,13 +1,8 @@
-"""Receives shipped tapes in the syncer's tape folder, under their own names.
-
-A tape that exists here and was not shipped means that its learner uses this same folder; then
-nothing is shipped. A folder of marks lists the tapes that were shipped; a mark is made before the
-first byte is written, so that a restarted syncer continues. A sender can only append to the one
-file that its route names, and only a tape of that incarnation and of this job.
-
-Files are written in a thread, one message after the other. Meanwhile other messages wait, up to a
-limit; beyond it they are dropped, and their senders repeat them.
-"""
+"""Receives shipped tapes in the syncer's tape folder, under their own names. A tape that exists
+here and was not shipped means that its learner uses this folder; then nothing is shipped. A mark is
+made before the first byte is written, so that a restarted syncer continues. A sender can only
+append to the tape of its route's incarnation, of this job. Beyond a limit messages are dropped, and
+repeated."""
 
 import errno
 import math
@@ -90,8 +85,6 @@ class IncomingTape:
 
 
 class TapeReceiver:
-    """Receives the tapes of a job's learners."""
-
     def __init__(
         self,
         folder: Path,
@@ -104,7 +97,6 @@ class TapeReceiver:
     ) -> None:
         self._holds = holds
         self.refusals = Refusals("segment refused", note)
-        """Messages that were rejected."""
         self._folder = folder
         self._names = names
         self._job_id, settings = job
@@ -119,7 +111,6 @@ class TapeReceiver:
         self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
 
     def take(self, arrival: Arrival) -> None:
-        """Accept an arrival on the lane for tapes."""
         try:
             self._came.send_nowait(arrival)
         except trio.WouldBlock:
@@ -133,7 +124,6 @@ class TapeReceiver:
         return True
 
     async def run(self) -> None:
-        """Process arrivals for ever."""
         async for arrival in self._waiting:
             if self._holds():  # Otherwise its sender repeats it.
                 await self._handle(arrival)
@@ -156,7 +146,6 @@ class TapeReceiver:
         return any(at > oldest for at in silent)
 
     async def _handle(self, arrival: Arrival) -> None:
-        """Process one message; a rejected one is counted, and answered if possible."""
         name = arrival.route.removesuffix(f"/{LANE}")
         answer: Has | Declined | None
         try:
@@ -190,7 +179,6 @@ class TapeReceiver:
     # The methods below run in a thread, one call at a time.
 
     def _answer(self, name: str, said: Shipped, data: Buffer) -> Has | Declined:
-        """Perform a request and return the answer."""
         if not self._is_learner(name):
             raise _end(said, f"{name[:64]} is not an incarnation of a learner of this job")
         if isinstance(said, AskLength) and said.version != VERSION:

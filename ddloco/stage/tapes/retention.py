@@ -1,9 +1,6 @@
-"""Deletes the beginnings of a tape once enough snapshots have been committed after them.
-
-It never delays the recorder: it inspects the folder in a thread, now and then, and an error here
-costs only disk space. It handles one actor's files only, so it needs no knowledge of other actors'
-tapes; a replay starts from a snapshot that all remaining tapes cover.
-"""
+"""Deletes the beginnings of a tape once enough snapshots have been committed after them. It never
+delays the recorder: it inspects the folder in a thread, now and then, and an error here costs only
+disk space. A replay starts from a snapshot that all remaining tapes cover."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -48,7 +45,6 @@ class TapeRetention:
         self._noted = ""
 
     async def run(self) -> None:
-        """Check repeatedly while the actor runs."""
         while True:
             await trio.sleep(LOOK_S)
             await self._look()
@@ -68,11 +64,7 @@ class TapeRetention:
 
     def drop(self) -> list[Path]:
         """Delete what is no longer needed, oldest first, so that the rest is always a chain.
-
-        Raises:
-            OSError: a file or the storage cannot be read.
-            SnapshotError: the storage cannot be opened.
-        """
+        ``OSError`` or ``SnapshotError`` if files or the storage cannot be read."""
         files = files_of(self._folder, self._incarnation)
         former = self._former()
         if len(files) <= self._count and not former:
@@ -102,12 +94,10 @@ class TapeRetention:
 def cuts_of(
     standing: Iterable[Manifest], job_id: str, incarnation: str, begins: set[int]
 ) -> list[int]:
-    """An incarnation's cuts in committed snapshots that bound its tape, in their order.
-
-    Some snapshots do not count: those of other jobs; those with absent participants, since a
-    participant that was absent can only be replayed from another snapshot; and those at whose cut
-    no file of the tape begins, which belong to another run with the same names.
-    """
+    """Return an incarnation's cuts in committed snapshots that bound its tape, in their order. Not
+    those of other jobs; those with absent participants, which can only be replayed from another
+    snapshot; and those at whose cut no file begins, which belong to another run with the same
+    names."""
     return [
         part.number
         for manifest in standing
@@ -118,6 +108,5 @@ def cuts_of(
 
 
 def before(files: Sequence[tuple[int, Path]], cut: int) -> list[Path]:
-    """The files of a chain that end at or before a cut."""
     ends = [after for after, _ in files[1:]]
     return [path for (_, path), end in zip(files, ends, strict=False) if end <= cut]

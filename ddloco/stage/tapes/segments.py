@@ -8,16 +8,9 @@ from replay import OnError, Recorder, TapeWriter
 
 
 class ChainRecorder(Recorder):
-    """Writes one incarnation's tape as a chain of files.
-
-    A cut is at the end of the event that requests the capture of the state. That event's effects
-    are the last record of a file, and the next file begins with the clock of the cut.
-
-    Args:
-        writer: an open tape.
-        on_error: whether the actor stops or continues if the tape cannot be written.
-        clock: returns the actor's clock, all entries, after the event that it handled last.
-    """
+    """Writes one incarnation's tape as a chain of files. A cut is at the end of the event that
+    requests the capture of the state. That event's effects are the last record of a file, and the
+    next file begins with the clock of the cut, all entries of it."""
 
     def __init__(
         self, writer: TapeWriter, on_error: OnError, clock: Callable[[], dict[str, int]]
@@ -26,7 +19,6 @@ class ChainRecorder(Recorder):
         self._clock = clock
 
     def effects(self, n: int, effects: Sequence[Any]) -> None:
-        """Record the effects of event ``n`` before any of them is performed."""
         super().effects(n, effects)
         if any(type(each) is CaptureState for each in effects):
             self.go_on(n, self._clock())

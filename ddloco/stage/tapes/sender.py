@@ -1,8 +1,5 @@
-"""The sender of a tape: reads the file being recorded and ships what the syncer lacks.
-
-It never delays the recorder: it reads the file from outside, one segment at a time, and an error
-here affects only the copy.
-"""
+"""The sender of a tape: reads the file being recorded and ships what the syncer lacks. It never
+delays the recorder: it reads from outside, and an error here affects only the copy."""
 
 import math
 from collections.abc import Callable
@@ -48,8 +45,6 @@ ANSWERS_MAX = 16
 
 
 class TapeSender:
-    """Ships one tape."""
-
     def __init__(
         self, path: Path, route: str, endpoint: Endpoint, table: TapeTable, note: Note
     ) -> None:
@@ -74,7 +69,6 @@ class TapeSender:
             return
 
     async def run(self) -> None:
-        """Ship the tape while it is being written."""
         await self._ship(lambda: True, at_once=False)
 
     async def complete(self) -> None:
@@ -123,7 +117,7 @@ class TapeSender:
         return answer is not None
 
     async def _ask(self) -> bool:
-        """AskLength how much the syncer has, and compare its digest with ours."""
+        """Ask how much the syncer has, and compare its digest with ours."""
         answer = await self._call(AskLength(self._next()))
         if isinstance(answer, Has):
             same = answer.length <= self._size()
@@ -147,7 +141,6 @@ class TapeSender:
         self._note(NOT_SHIPPED, {"reason": reason})
 
     async def _call(self, word: Word, *data: Buffer) -> Has | Declined | None:
-        """Send a message and wait for its answer; None if there is none in time."""
         try:
             self._endpoint.send_nowait(self._route, [encode(word), *data])
         except (LaneFull, PeerGone):
@@ -175,7 +168,6 @@ class TapeSender:
         return await trio.to_thread.run_sync(_read, self._path, offset, most)
 
     async def _digest(self, length: int) -> bytes:
-        """The digest of the first bytes of the tape."""
         return (await trio.to_thread.run_sync(digest_prefix, self._path, length)).digest()
 
 
@@ -186,7 +178,6 @@ def _read(path: Path, offset: int, most: int) -> bytes:
 
 
 def digest_prefix(path: Path, length: int) -> xxhash.xxh3_128:
-    """xxh3-128 of the first ``length`` bytes of a file."""
     digest = xxhash.xxh3_128()
     with open_regular(path) as file:
         while length > 0:

@@ -86,7 +86,6 @@ decode_answer: SideDecoder[Has | Declined] = SideDecoder(Has | Declined, WORD_BY
 
 
 def decode_said(frames: Sequence[Buffer]) -> tuple[AskLength | Segment | Whole, Buffer]:
-    """Decode a sender's message, with the bytes of a segment."""
     said = decode_sent(frames, parts=2)
     parts = 2 if isinstance(said, Segment) else 1
     if len(frames) != parts:

@@ -1,9 +1,5 @@
-"""An endpoint that handles one lane separately, below the driver.
-
-The driver that uses this endpoint never sees that lane; the callback for it must not block.
-Arrivals for the driver before it runs are queued here, so that the lane is served while an actor
-is being prepared.
-"""
+"""An endpoint that handles one lane separately, below the driver, which never sees it. Arrivals for
+the driver before it runs are queued here, so that the lane is served while an actor is prepared."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,14 +15,8 @@ dropped; peers repeat their handshakes."""
 
 
 class SideChannel:
-    """An ``Endpoint`` whose arrivals on one lane go to ``take``.
-
-    Args:
-        endpoint: the endpoint that carries the messages.
-        lane: the last part of the routes that are handled separately.
-        take: called with each arrival on that lane.
-        heeds: decides for any other route whether its arrivals are passed on.
-    """
+    """An ``Endpoint`` whose arrivals on one lane, the last part of a route, go to ``take``, which
+    must not block. ``heeds`` decides for any other route whether its arrivals are passed on."""
 
     def __init__(
         self,
@@ -77,33 +67,25 @@ class SideChannel:
         await self.run(deaf)
 
     async def listen(self, address: str) -> str:
-        """See ``Endpoint.listen``."""
         return await self._endpoint.listen(address)
 
     async def dial(self, address: str, *, route: str, identity: str) -> None:
-        """See ``Endpoint.dial``."""
         await self._endpoint.dial(address, route=route, identity=identity)
 
     async def disconnect(self, route: str) -> None:
-        """See ``Endpoint.disconnect``."""
         await self._endpoint.disconnect(route)
 
     def send_nowait(self, route: str, frames: Sequence[Buffer]) -> None:
-        """See ``Endpoint.send_nowait``."""
         self._endpoint.send_nowait(route, frames)
 
     def share(self, own: SharedFiles) -> None:
-        """See ``Endpoint.share``."""
         self._endpoint.share(own)
 
     def reaches(self, route: str) -> bool:
-        """See ``Endpoint.reaches``."""
         return self._endpoint.reaches(route)
 
     def statistics(self) -> EndpointStatistics:
-        """See ``Endpoint.statistics``."""
         return self._endpoint.statistics()
 
     async def aclose(self) -> None:
-        """See ``Endpoint.aclose``."""
         await self._endpoint.aclose()
