@@ -1,9 +1,6 @@
-"""What ``breakpoint()`` does in a task: a debugger in ``ddloco replay --pdb``, a line elsewhere.
-
-A worker is a process of its own. In a replay with ``--pdb`` it has the terminal of the command, and
-one worker at a time is at its prompt; the others wait. A live run does not wait at a prompt:
-the job continues, and says once for each place where it would have stopped.
-"""
+"""What ``breakpoint()`` does in a task: a debugger in ``ddloco replay --pdb``, where one worker at
+a time is at its prompt. A live run does not wait at a prompt: it says once for each place where it
+would have stopped."""
 
 import fcntl
 import inspect
@@ -17,13 +14,9 @@ from typing import Any
 
 
 def install(name: str, turns: str) -> None:
-    """Set what ``breakpoint()`` does in this worker process.
-
-    Args:
-        name: the worker's actor, shown at the prompt.
-        turns: the file by which workers take turns at the prompt; a byte in it says that no worker
-            stops any more. Empty where none stops.
-    """
+    """Set what ``breakpoint()`` does in this worker process. ``turns`` is the file by which workers
+    take turns at the prompt; a byte in it says that no worker stops any more. Empty where none
+    stops."""
     sys.breakpointhook = _Stopping(name, Path(turns)) if turns else _PassingOver(name)
 
 
@@ -60,7 +53,6 @@ class _Stopping:
 
 
 def _caller() -> FrameType:
-    """The frame in which ``breakpoint()`` is called."""
     frame = inspect.currentframe()
     for _ in range(2):  # This function, and the hook that asks.
         assert frame is not None, "CPython has frames"
@@ -70,22 +62,16 @@ def _caller() -> FrameType:
 
 
 class Turn:
-    """The turn of one process at the terminal's prompt: it has locked a file.
-
-    Args:
-        path: the file, the same for all processes.
-    """
+    """The turn of one process at the terminal's prompt: it has locked a file, the same for all."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: FileIO | None = None
 
     def __enter__(self) -> None:
-        """As ``take``."""
         self.take()
 
     def __exit__(self, *_: object) -> None:
-        """As ``give``."""
         self.give()
 
     def take(self) -> None:
@@ -119,7 +105,6 @@ class _Debugger(pdb.Pdb):
         self._turn = turn
 
     def interaction(self, *given: Any, **more: Any) -> None:
-        """Prompt the user, when it is this worker's turn."""
         self._turn.take()
         super().interaction(*given, **more)
 

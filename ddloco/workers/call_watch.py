@@ -1,8 +1,6 @@
-"""Which call of a worker has taken long: one that hangs says nothing itself.
-
-A thread looks now and then. It costs nothing while calls are short, and runs while user code
-sleeps, waits for a socket, or computes outside of Python.
-"""
+"""Which call of a worker has taken long: one that hangs says nothing itself. A thread looks now and
+then. It costs nothing while calls are short, and runs while user code sleeps, waits for a socket,
+or computes outside of Python."""
 
 import threading
 import time
@@ -22,11 +20,7 @@ WORKER_BUSY = "worker busy"
 
 
 class CallWatch:
-    """Tells of long calls.
-
-    Args:
-        tell: called with an event for the actor's log, and its fields.
-    """
+    """Tells of long calls; ``tell`` is called with an event for the actor's log, and its fields."""
 
     def __init__(self, tell: Callable[[str, dict[str, Any]], None]) -> None:
         self._tell = tell
@@ -36,7 +30,6 @@ class CallWatch:
 
     @contextmanager
     def during(self, call: str) -> Iterator[None]:
-        """Watch a call while the context is open; ``call`` is its name for people."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="call watch", daemon=True)
             self._thread.start()

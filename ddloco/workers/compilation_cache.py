@@ -1,13 +1,7 @@
-"""Compiled programs on disk, so that only the first run of a task on a machine compiles it.
-
-JAX's persistent cache gives the machine code that a compilation gave, so it cannot change bits; its
-keys name the program, the flags, the devices and the version of the compiler. Processors of several
-kinds may share a home, so each kind has a folder of its own.
-
-On some processors XLA rejects what it has compiled itself, and prints an error for every program
-(jax-ml/jax#38445). So one small program is tried first, and a success is remembered in
-the folder.
-"""
+"""Compiled programs on disk, so that only the first run of a task on a machine compiles it. JAX's
+keys name the program, flags, devices and compiler, so it cannot change bits; each kind of processor
+has a folder of its own. On some processors XLA rejects what it has compiled itself, and prints an
+error for every program (jax-ml/jax#38445), so one small program is tried first."""
 
 import os
 import tempfile
@@ -36,7 +30,6 @@ def cache_folder(env: Mapping[str, str], processor: str) -> Path:
 
 
 def cache_settings(folder: Path) -> dict[str, str | int]:
-    """JAX's settings for a cache in this folder."""
     return {
         CACHE_DIR: str(folder),
         "jax_compilation_cache_max_size": CACHE_BYTES_MAX,
@@ -45,13 +38,9 @@ def cache_settings(folder: Path) -> dict[str, str | int]:
 
 
 def was_quiet(folder: Path, compiler: str, load: Callable[[], object]) -> bool:
-    """Whether ``load`` prints nothing, or printed nothing when another worker called it.
-
-    Args:
-        folder: the cache's; an empty file in it remembers that nothing was printed.
-        compiler: its version and flags; another compiler is tried again.
-        load: compiles and loads a program.
-    """
+    """Whether ``load``, which compiles and loads a program, prints nothing, or printed nothing when
+    another worker called it: an empty file in the folder remembers that. Another compiler is tried
+    again."""
     known = folder / f"quiet-{xxhash.xxh3_64_hexdigest(compiler.encode())}"
     if known.exists():
         return True
@@ -72,7 +61,6 @@ def is_quiet(load: Callable[[], object]) -> bool:
 
 @contextmanager
 def _errors_to(file: IO[bytes]) -> Iterator[None]:
-    """Write what this process prints to its standard error to a file meanwhile."""
     kept = os.dup(2)
     try:
         os.dup2(file.fileno(), 2)

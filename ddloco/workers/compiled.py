@@ -13,15 +13,8 @@ K = TypeVar("K")
 def compiled(
     library: str, make: Callable[[ctypes.CDLL], K], numpy: K, results: Callable[[K], object]
 ) -> K:
-    """Return the compiled form of an interface, or numpy's.
-
-    Args:
-        library: the compiled file, beside this one.
-        make: the interface over it.
-        numpy: the interface over numpy.
-        results: what an implementation computes from a sample, as bits; numpy's is taken where the
-            two differ, and where there is no such file.
-    """
+    """Return the compiled form of an interface that ``make`` gives, or numpy's where there is no
+    such file, or where its ``results`` from a sample differ from numpy's."""
     try:
         found = make(ctypes.CDLL(str(Path(__file__).with_name(library))))
     except OSError:
@@ -30,5 +23,4 @@ def compiled(
 
 
 def address(array: NDArray[Any] | None) -> int | None:
-    """Where C finds an array; None for none."""
     return None if array is None else array.ctypes.data

@@ -10,15 +10,8 @@ from ddloco.workers.quantization_kernel import quantizer
 
 
 class CompressedElements(NamedTuple):
-    """``LazyElements``, from the first element of a block on.
-
-    Attributes:
-        scales: of their blocks, as bytes.
-        codes: of their blocks.
-        form: the format.
-        size: how many elements there are.
-        base: what they are differences to; None for zeros.
-    """
+    """``LazyElements``, from the first element of a block on, as differences to ``base``; None for
+    zeros."""
 
     scales: U8
     codes: U8
@@ -51,7 +44,6 @@ class CompressedElements(NamedTuple):
 
 
 def compressed_elements(data: U8, form: Format, size: int, base: F32 | None) -> CompressedElements:
-    """All elements of a tensor, whose bytes are ``data``."""
     scales = data.size if form in UNSCALED else blocks_of(size) * SCALE_BYTES
     return CompressedElements(data[:scales], data[scales:], form, size, base)
 

@@ -1,10 +1,6 @@
-"""Compressed differences of fragments: made, taken apart, and merged (paper section 5).
-
-Upwards the difference is that between a learner's parameters and the version that it trained from;
-the syncer adds it to its own parameters of that version. Downwards it is that between the new
-version and what learners hold of the one before; so what a version loses is part of the next
-difference.
-"""
+"""Compressed differences of fragments: made, taken apart, and merged (paper section 5). Upwards the
+difference is to the version that a learner trained from; downwards it is between the new version
+and what learners hold of the one before; so what a version loses is part of the next difference."""
 
 from typing import NamedTuple
 
@@ -31,7 +27,7 @@ class MergeInputs(NamedTuple):
 
 class SumInputs(NamedTuple):
     """The contributions of a relay's sum, its tensors in them, and what their changes are measured
-    from, flat float32."""
+    from."""
 
     contributions: list[WeightedFragment]
     segments: tuple[TensorSegment, ...]
@@ -39,14 +35,8 @@ class SumInputs(NamedTuple):
 
 
 class FragmentCompression:
-    """The arithmetic of one actor's compressed differences.
-
-    Args:
-        job: the resolved job.
-        name: the actor, whose noise differs from that of others.
-        layouts: converts between the layouts of fragments.
-        arrays: the actor's arrays.
-    """
+    """The arithmetic of one actor's compressed differences; its noise differs from that of
+    others."""
 
     def __init__(self, job: Job, name: str, layouts: Layouts, arrays: ArrayTable) -> None:
         self._job = job
@@ -57,15 +47,11 @@ class FragmentCompression:
         self._arrays = arrays
 
     def with_layouts(self, layouts: Layouts) -> "FragmentCompression":
-        """The same for tensors that are merged in other ways."""
         return FragmentCompression(self._job, self._name, layouts, self._arrays)
 
     def contribution(self, work: EncodeFragment) -> tuple[Payload, F32 | None]:
-        """Compress a learner's contribution.
-
-        Returns:
-            The payload, and with error feedback what it lost, flat float32.
-        """
+        """Compress a learner's contribution; returns also what it lost, flat float32, with error
+        feedback."""
         p = work.fragment
         host: HostCopy = self._arrays.get(work.source)
         elements = self._layouts.segments(p)[-1].stop
@@ -82,23 +68,19 @@ class FragmentCompression:
         return payload, lost
 
     def version(self, fragment: int, base: Bytes, difference: Bytes) -> Payload:
-        """The version of a fragment that a compressed difference to ``base`` leads to."""
         flat = self._layouts.decompressed(fragment, self._settings.down, difference, base)
         return self._layouts.sent(fragment, flat)
 
     def to_send(self, work: MergeFragment, theta: F32, held: Payload) -> tuple[Payload, Payload]:
-        """A merged version as learners will hold it, and the difference that leads them there."""
         p, down = work.fragment, self._settings.down
         noise_seed = self._noise(f"{work.t}", p)
         difference = self._layouts.compressed(p, down, theta, held.data, noise_seed=noise_seed)
         return self.version(p, held.data, difference.data), difference
 
     def merged(self, work: MergeFragment, theta: F32) -> MergeInputs:
-        """The inputs of a merge into ``theta``.
-
-        If a learner has sent a difference, every contribution is read as flat float32 parameters:
-        the parameters of the base version, plus what the learner has changed.
-        """
+        """Return the inputs of a merge into ``theta``. If a learner has sent a difference, every
+        contribution is read as flat float32 parameters: those of the base version, plus what the
+        learner has changed."""
         p, anchor = work.fragment, self._held(work, theta)
         anchors = work.differences.anchors if work.differences is not None else {}
         alone = [share for share in work.shares if share.handle not in work.sums]
@@ -152,7 +134,6 @@ class FragmentCompression:
         return SumInputs(contributions, self._layouts.flat_segments(p), anchor)
 
     def sum_payload(self, work: SumContributions, directions: F32) -> Payload:
-        """A relay's sum as it is sent, in the format of contributions."""
         p, seed = work.fragment, self._noise(work.out, work.fragment)
         return self._layouts.compressed(p, self._settings.up, directions, None, noise_seed=seed)
 

@@ -1,13 +1,7 @@
-"""The streams of batches that a learner draws from, and how it returns to an earlier position.
-
-A task's stream reports its position as plain data (``Batches.state``). That state is part of the
-cursor of a step, which is sent with every report, stored in snapshots, and given to a learner that
-returns, whose stream then goes to that position (``Batches.restore``). For a stream without such a
-state the used batches are drawn again, which takes as long as it took the first time.
-
-The next batch is drawn while the device computes a step, and the first one may be drawn to compile
-the step. Until a batch is used, the stream's position remains the one before it.
-"""
+"""The streams of batches that a learner draws from, and how it returns to an earlier position
+(``Batches.state``, ``Batches.restore``), which is part of the cursor of a step. A stream without
+one draws its used batches again. The next batch is drawn while the device computes; until it is
+used, the position remains the one before it."""
 
 import sys
 import time
@@ -33,23 +27,18 @@ FINAL = (
 """Exceptions after which a stream is not tried again: no store that is away raises them."""
 
 DATA_FAILED, DATA_AGAIN = "data failed", "data again"
-"""Log events of a stream that raised, and that brought the batch later."""
 
 TOLD_EVERY_S = 10.0
 """Interval of the progress lines, in seconds, while a worker draws batches again."""
 
 
 METHODS = ("next", "state", "restore")
-"""What a stream has."""
 
 
 @dataclass(slots=True)
 class _Ahead:
-    """A batch that was drawn before it is used, or why it could not be drawn.
-
-    Attributes:
-        before: the stream's position before it.
-    """
+    """A batch that was drawn before it is used, or why it could not be; ``before`` is the position
+    then."""
 
     before: bytes
     batch: Any = None
@@ -57,18 +46,9 @@ class _Ahead:
 
 
 class DataStream:
-    """The batches of one shard.
-
-    Args:
-        task: the task's name, for error messages.
-        batches: the task's stream, at its beginning.
-        copied: copies the arrays of a batch: the device may read them while the next batch is
-            drawn, by a stream that shuffles its data where they lie.
-        tell: called with an event for the actor's log, and its fields.
-
-    Raises:
-        TaskError: it is no stream, or its state is not plain data.
-    """
+    """The batches of one shard. ``copied`` copies the arrays of a batch: the device may read them
+    while the next batch is drawn, by a stream that shuffles its data where they lie. ``TaskError``
+    if it is no stream, or its state is not plain data."""
 
     def __init__(
         self,
@@ -95,11 +75,8 @@ class DataStream:
         self.position()  # A state that is of no use is refused before anything is trained.
 
     def next(self, retry_s: float = 0.0) -> Any:
-        """The next batch; it has arrays of its own, which the stream does not change later.
-
-        Args:
-            retry_s: for how long, in seconds, the stream is tried again if it raises.
-        """
+        """Return the next batch, whose arrays the stream does not change later; for ``retry_s``
+        seconds the stream is tried again if it raises."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             if not retry_s:
@@ -117,7 +94,6 @@ class DataStream:
         return self._ahead.batch if self._ahead is not None else None
 
     def _drawn(self, before: bytes) -> _Ahead:
-        """The batch that the stream yields at the position ``before``, or what it raises."""
         ahead = _Ahead(before)
         try:
             ahead.batch = self._copied(self._batches.next())
@@ -126,15 +102,9 @@ class DataStream:
         return ahead
 
     def _tried_again(self, failed: _Ahead, error: Exception, retry_s: float) -> _Ahead:
-        """Draw a batch again with growing pauses, as often as ``retry_s`` seconds allow. A stream
-        that can be restored goes back to its position first, which it may have left.
-
-        A stream at its end is not tried again, even if it is there because it has raised, nor
-        one whose exception says that the code or the data are wrong.
-
-        Raises:
-            Exception: what it has raised, if it brings no batch.
-        """
+        """Draw a batch again with growing pauses, as often as ``retry_s`` seconds allow, from the
+        position that a stream may have left. One at its end is not tried again, even if it is there
+        because it has raised, nor one whose exception says that the code or the data are wrong."""
         pause_s = RETRY_S
         while not isinstance(error, FINAL) and retry_s > 0.0:
             pause_s = min(pause_s, retry_s)
@@ -156,12 +126,8 @@ class DataStream:
         raise error
 
     def position(self) -> bytes:
-        """The stream's position after the last batch used, as msgpack; empty if its ``state()`` is
-        None.
-
-        Raises:
-            TaskError: its state is not plain data.
-        """
+        """Return the stream's position after the last batch used, as msgpack; empty if its
+        ``state()`` is None. ``TaskError`` if its state is not plain data."""
         if self._ahead is not None:
             return self._ahead.before
         state = self._batches.state()
@@ -177,15 +143,12 @@ class DataStream:
 
     @property
     def is_large(self) -> bool:
-        """Whether the position is too large to be sent with every report."""
         return self._large
 
     def position_if_small(self) -> bytes:
-        """The position if it is sent with every report; empty if it is too large for that."""
         return b"" if self._large else self.position()
 
     def go_to(self, position: bytes) -> None:
-        """Move the stream to ``position``."""
         self._ahead = None
         self._batches.restore(unpacked_position(position))
 
@@ -200,11 +163,8 @@ class DataStream:
                 print(f"ddloco: {said}", file=sys.stderr, flush=True)  # noqa: T201, it is progress
 
     def check(self, before: bytes, digest: bytes, digest_of: Callable[[Any], bytes]) -> None:
-        """Check that the stream, restored to ``before``, yields the batch with this digest again.
-
-        Raises:
-            TaskError: it yields another batch; such a job could be neither resumed nor replayed.
-        """
+        """Check that the stream, restored to ``before``, yields the batch with this digest again;
+        else ``TaskError``: such a job could be neither resumed nor replayed."""
         if not before:
             return
         self.go_to(before)

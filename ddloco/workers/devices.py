@@ -42,10 +42,8 @@ def device_fingerprint() -> dict[str, str]:
 def open_devices(saying: int) -> None:
     """Open JAX's devices. XLA ends the process if it is given a flag that it does not know, and
     says so on standard error only: until that is over, standard error is a file that the fork
-    server reads when the process has ended.
-
-    Called once the task's module has been imported, which may change flags and settings.
-    """
+    server reads when the process has ended. Called once the task's module has been imported, which
+    may change flags."""
     sys.stderr.flush()
     ours = os.dup(2)
     os.dup2(saying, 2)
@@ -72,10 +70,8 @@ def flags_off() -> str:
 
 def keep_compiled_programs() -> None:
     """Let JAX use the cache of compiled programs, unless the user has chosen one or it is noisy.
-
-    Called once the task's module has been imported, which may change JAX's settings, and before
-    anything is compiled.
-    """
+    Called once the task's module has been imported, which may change settings, before anything is
+    compiled."""
     if PLACE in os.environ or getattr(jax.config, CACHE_DIR) is not None:
         return
     before = {name: getattr(jax.config, name) for name in cache_settings(Path())}

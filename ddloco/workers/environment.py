@@ -1,8 +1,6 @@
 """The environment of a worker process: part of its fingerprint, so it is built, not inherited.
-
 Where JAX has a plugin for GPUs, workers get the flags with which arithmetic there is deterministic,
-and each learner of one device gets one of the host's.
-"""
+and each learner of one device gets one of the host's."""
 
 import importlib.util
 import pkgutil
@@ -77,14 +75,9 @@ def worker_environment(
     recorded: Mapping[str, str] | None = None,
     name: str = "",
 ) -> dict[str, str]:
-    """The variables for a worker: this process's, and the job file's.
-
-    Args:
-        base: this process's environment.
-        worker: ``[worker]`` of the job file: threads (NPROC) and more.
-        recorded: a tape's fingerprint. Its variables take the place of all ``RECORDED`` ones.
-        name: the actor's, also with its incarnation; its number decides which GPU is its own.
-    """
+    """Return the variables for a worker: this process's, and the job file's. Those of ``recorded``,
+    a tape's fingerprint, take the place of all ``RECORDED`` ones. The number in the actor's name
+    decides which GPU is its own."""
     env = dict(base)
     # Behind the others: glibc moves it, and a process finds the place of its title by the first.
     env.setdefault(ALLOCATOR, HUGE_PAGES)
@@ -114,7 +107,6 @@ def gpu_plugins() -> bool:
 
 
 def _with_gpu_flags(given: str) -> str:
-    """XLA's flags, and those of ``GPU_FLAGS`` that they do not set."""
     known = {flag.partition("=")[0] for flag in given.split()}
     missing = [f"{name}={value}" for name, value in GPU_FLAGS.items() if name not in known]
     return " ".join([given, *missing]).strip()
@@ -164,5 +156,4 @@ def _taken(
 
 
 def fingerprinted(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the entries of a fingerprint that come from an environment."""
     return {f"{ENTRY}{name}": env[name] for name in sorted(RECORDED) if name in env}

@@ -1,9 +1,6 @@
-"""Executes the work that an actor's effects request: JAX in its own process, numpy in threads.
-
-It is deterministic: the same effect on the same arrays gives the same result, in a live run and in
-a replay, which uses this same class. Results are stored under the handles that the effect names
-before the event that reports them is returned.
-"""
+"""Executes the work that an actor's effects request: JAX in its own process, numpy in threads. The
+same effect on the same arrays gives the same result, in a live run and in a replay. Results are
+stored under their handles before the event that reports them is returned."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -74,7 +71,7 @@ _in_thread = trio.to_thread.run_sync
 
 
 def tensor_digests(payload: Payload) -> bytes:
-    """The beginnings of the digests of a payload's tensors, for the tape."""
+    """Return the beginnings of the digests of a payload's tensors, for the tape."""
     return b"".join(meta.digest[:TENSOR_DIGEST_BYTES] for meta in payload.tensors)
 
 
@@ -82,21 +79,9 @@ UNKEPT, KEPT_AGAIN = "merge not kept", "merges are kept again"
 
 
 class WorkExecutor(Doer):
-    """Does the work of one actor.
-
-    Args:
-        job: the resolved job.
-        incarnation: the actor's incarnation.
-        arrays: its arrays, with an arena.
-        process: its JAX worker process.
-        folder: the run folder.
-        keep: where a syncer stores its merged fragments.
-        sink: where snapshots are written.
-        task: what the worker imports in place of the job's own task.
-        note: writes to the log.
-        outer_at: the outer settings of the merge of a global step; by default the job's.
-        settle: copies what a successor on another host needs, once the model is saved.
-    """
+    """Does the work of one actor. The worker imports ``task`` in place of the job's own;
+    ``outer_at`` has the outer settings of the merge of a global step, by default the job's;
+    ``settle`` copies what a successor on another host needs, once the model is saved."""
 
     def __init__(
         self,
@@ -134,12 +119,7 @@ class WorkExecutor(Doer):
         self._doers = doers(self, self.state, self.capture)
 
     async def prepare(self) -> rpc.Prepared:
-        """Have the worker load the task; returns the parameters' leaves and the fingerprint.
-
-        Raises:
-            WorkerRequestError: the task cannot be used.
-            WorkerDiedError: the process ended.
-        """
+        """Have the worker load the task; ``WorkerRequestError`` if it cannot be used."""
         job = self._job
         learner = self._name in job.learner_names()
         request = rpc.preparation(job, self._name, self._task)
@@ -161,24 +141,20 @@ class WorkExecutor(Doer):
         return prepared
 
     def lay_out(self, plan: FragmentPlan) -> None:
-        """Take the plan of the parameters, which all work on fragments needs."""
         self._layouts = Layouts(plan, self._job.outer)
         self._compression = FragmentCompression(self._job, self._name, self._layouts, self._arrays)
 
     @property
     def plan(self) -> FragmentPlan:
-        """How the parameters are split into fragments and laid out; known after ``prepare``."""
         return self.layouts.plan
 
     @property
     def layouts(self) -> Layouts:
-        """Converts between the layouts of fragments; known after ``prepare``."""
         assert self._layouts is not None, "prepared before any work"
         return self._layouts
 
     @property
     def compression(self) -> FragmentCompression:
-        """The arithmetic of compressed differences; known after ``prepare``."""
         assert self._compression is not None, "prepared before any work"
         return self._compression
 
@@ -209,7 +185,6 @@ class WorkExecutor(Doer):
         return Recovered(work.work, kept, self._keep.run, self._keep.done())
 
     def take_back(self, found: StoredFragment) -> None:
-        """Store a recovered fragment under the handles that it had."""
         p, version = found.kept.fragment, found.kept.version
         arrays = (found.theta, found.state, self.layouts.sent(p, found.theta))
         for handle, array in zip(names(p, version), arrays, strict=True):
@@ -265,13 +240,11 @@ class WorkExecutor(Doer):
         return finish()
 
     def _span_of_copy(self, each: Overwrite) -> rpc.Span:
-        """Where a fragment lies in the host copy that it was contributed from."""
         copy: HostCopy = self._arrays.get(each.since)
         start, stop = self.plan.fragment_slice(each.fragment)
         return rpc.Span(copy.region.offset + start - copy.start, stop - start)
 
     def _copies_of(self, work: RunStep) -> list[tuple[int, HostCopy]]:
-        """Allocate the host copies of fragments that the worker makes before a step."""
         copies: list[tuple[int, HostCopy]] = []
         for each in work.copies:
             start, stop = self.plan.fragment_slice(each.fragment)
@@ -386,7 +359,6 @@ class WorkExecutor(Doer):
     def _merge(
         self, work: MergeFragment, out: tuple[F32, Bytes | None]
     ) -> tuple[FragmentMerged, list[Stored]]:
-        """Merge, and store the result on disk; returns the arrays in the order of ``makes``."""
         merged, made, stored = self._compute_merge(work, out)
         if stored is not None:
             self._put(stored)
@@ -400,8 +372,7 @@ class WorkExecutor(Doer):
     def _compute_merge(
         self, work: MergeFragment, out: tuple[F32 | None, Bytes | None] = (None, None)
     ) -> tuple[FragmentMerged, list[Stored], StoredFragment | None]:
-        """Merge; returns also the arrays in the order of ``makes``, and what is to be stored. The
-        new parameters, and what is sent of them, are written to ``out`` if that is given."""
+        """Merge; returns also the arrays in the order of ``makes``, and what is to be stored."""
         theta: F32 = self._arrays.get(work.theta)
         outer, compression = self._outer_at(work.t), self.compression
         state = self._arrays.get(work.state) if work.state else zero_state(outer, theta)
@@ -473,10 +444,8 @@ class WorkExecutor(Doer):
         return ContributionsSummed(work.work, *summed, payload.digest, measured)
 
     def _put(self, found: StoredFragment) -> None:
-        """Store a merge on disk; with ``tape.on_error`` other than "stop" continue if that fails.
-
-        The merge stored before stays valid: a syncer that restarts continues from it.
-        """
+        """Store a merge on disk; with ``tape.on_error`` other than "stop" continue if that fails:
+        the merge stored before stays valid."""
         problem = ""
         try:
             self._keep.put(found)
@@ -514,7 +483,6 @@ class WorkExecutor(Doer):
 
 
 def step_finished(work: RunStep | Differentiate, trained: rpc.Trained) -> StepFinished:
-    """The event that reports finished steps."""
     done = (trained.loss, trained.tokens, trained.batch, travelling(trained.cursor))
     measured = (trained.data_s, trained.compiling_s)
     told = (trained.tensors, trained.corrupt, trained.before, trained.counters)

@@ -1,8 +1,6 @@
-"""The check that a task's step is deterministic: the first step runs twice from the same state.
-
-The devices hold one state at a time. The state before the step waits in host memory, as far as it
-cannot be made again, and of the first result only the digests of its arrays are kept.
-"""
+"""The check that a task's step is deterministic: the first step runs twice from the same state. The
+devices hold one state at a time: the state before the step waits in host memory, and of the first
+result only the digests are kept."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,13 +16,8 @@ from ddloco.workers.placement import place_key, shards_of
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """One array in host memory, shard by shard.
-
-    Attributes:
-        shape: of the whole array.
-        shards: the numbers of each shard on devices of this process, by place.
-        sharding: where they lie; None if the array is not bound to its device.
-    """
+    """One array in host memory: the numbers of each shard of this process, by place; ``sharding``
+    is None if the array is not bound to its device."""
 
     shape: tuple[int, ...]
     shards: dict[Any, Any]
@@ -32,14 +25,9 @@ class _Saved:
 
 
 class SavedTree:
-    """A copy of a tree of arrays in host memory.
-
-    Random keys and arrays of weak type stay on the device, because a host array cannot hold their
-    types. Both are small.
-
-    Args:
-        tree: the arrays; they may be donated once this has returned.
-    """
+    """A copy of a tree of arrays in host memory; the arrays may be donated once it is made. Random
+    keys and arrays of weak type stay on the device, because a host array cannot hold their types.
+    Both are small."""
 
     def __init__(self, tree: Any) -> None:
         leaves, self._structure = jax.tree.flatten(tree, is_leaf=lambda leaf: leaf is None)

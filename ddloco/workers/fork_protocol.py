@@ -1,7 +1,5 @@
-"""What an actor and its fork server say to each other.
-
-A module of its own, so that the server and the workers that it forks import no trio.
-"""
+"""What an actor and its fork server say to each other. A module of its own, so that the server and
+the workers that it forks import no trio."""
 
 import signal
 
@@ -34,7 +32,6 @@ class Rank(Struct, frozen=True):
 
     Attributes:
         number: its number; 0 answers the actor's requests, and the others follow it.
-        of: how many there are.
         coordinator: where rank 0 lets JAX's processes find each other, as HOST:PORT; empty if JAX
             finds it in the environment of Slurm, Open MPI or Kubernetes.
         stall_s: how long, in seconds, one of them may give no sign of life.
@@ -54,13 +51,11 @@ class Fork(Struct, frozen=True):
     prompt, and an arena's files.
 
     Attributes:
-        name: the actor's incarnation.
         shared: for each file of the arena, whether its descriptor comes along.
         kept: the modules that the run folder keeps; see ``kept_modules``.
         turns: the file by which workers take turns at the prompt; empty where none stops.
         rank: which of a learner's processes it is; None if it is the only one.
         folder: its working folder, in which its task is looked for.
-        nice: see ``[worker]``.
     """
 
     name: str
@@ -79,12 +74,8 @@ class Began(Struct, frozen=True, tag=True):
 
 
 class Ended(Struct, frozen=True, tag=True):
-    """The worker ended with this exit status; if it is negative, by this signal.
-
-    Attributes:
-        code: the status.
-        said: the last line that it wrote while it opened its devices, if it ended there.
-    """
+    """The worker ended with this exit status, or if it is negative by this signal; ``said`` is the
+    last line that it wrote while it opened its devices, if it ended there."""
 
     code: int
     said: str = ""

@@ -1,12 +1,8 @@
-"""The process from which workers are forked: it has imported JAX, and has used none of it.
-
-Importing JAX takes about a second of a core. A process that runs one host's actors starts one fork
-server for its workers, so that this second is spent once, and keeps it for the next job. The server
-is run as ``python -m ddloco.workers.fork_server SOCKET``. Each message on the socket asks for one
-worker: a ``Fork``, with descriptors. Another socket reports the worker's process id and how it
-ended; when the actor closes or shuts down its end of that one, the worker is killed. Workers do not
-outlive the server, and the server does not outlive the process that started it. What a worker has
-started, such as the processes of a data loader, ends with it.
+"""The process from which workers are forked: it has imported JAX, which takes about a second of a
+core, and has used none of it. Each message on its socket asks for one worker: a ``Fork``, with
+descriptors; another reports its process id and its end; when the actor closes that, the worker is
+killed. Workers do not outlive the server, the server does not outlive the process that started it,
+and what a worker has started ends with it.
 
 A fork is safe here because no JAX backend has been opened yet: the only threads are those of
 numpy's OpenBLAS, which stops them before a fork and starts them again when they are needed.
@@ -70,7 +66,6 @@ class _Child:
     Attributes:
         status: where its end is reported.
         saying: the file into which it writes what it says while it opens its devices.
-        errors: its standard error.
     """
 
     status: socket.socket
@@ -78,24 +73,18 @@ class _Child:
     errors: int
 
     def close(self) -> None:
-        """Close what the server holds of it."""
         self.status.close()
         os.close(self.saying)
         os.close(self.errors)
 
 
 class ForkServer:
-    """Forks workers and reports how they end.
-
-    Args:
-        control: a message on it asks for a worker; it closes when no more are needed.
-    """
+    """Forks workers and reports how they end; ``control`` closes when no more are needed."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._request = control, FORK_BYTES_MAX, FORK_FDS_MAX
         self._children: dict[int, _Child] = {}
-        """Those that run, by process id."""
         self._reaps = False
         """Whether what workers leave behind is this process's to end."""
         self._woken, self._waker = socket.socketpair()
@@ -113,11 +102,9 @@ class ForkServer:
         self._reaps = True
 
     def serve(self) -> tuple[Fork, list[int]] | None:
-        """Serve until the control socket closes, then kill the workers that are left.
-
-        Returns, in the process of a new worker only, what was asked for and the descriptors; the
-        last one is of a file for what it says while it opens its devices.
-        """
+        """Serve until the control socket closes, then kill the workers that are left. Returns, in
+        the process of a new worker only, what was asked for and the descriptors; the last one is of
+        a file for what it says while it opens its devices."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._woken:
@@ -162,7 +149,6 @@ class ForkServer:
         return False
 
     def _become_worker(self, parent: int) -> None:
-        """Leave nothing of the server in a new worker."""
         prctl = ctypes.CDLL(None).prctl
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -173,7 +159,6 @@ class ForkServer:
         self.close()
 
     def close(self) -> None:
-        """Close what it holds; it does not wait for workers."""
         self._selector.close()
         for each in (self._control, self._woken, self._waker, *self._children.values()):
             each.close()
@@ -186,12 +171,10 @@ class ForkServer:
             self._forget(self._children[pid].status)
 
     def _forget(self, status: socket.socket) -> None:
-        """Listen to an actor no more; it may be asked for twice."""
         with suppress(KeyError):
             self._selector.unregister(status)
 
     def _reap(self) -> None:
-        """Report the ends of workers."""
         with suppress(BlockingIOError):
             self._woken.recv(4096)
         for pid in list(self._children):
@@ -205,7 +188,6 @@ class ForkServer:
                 child.close()
 
     def _end(self) -> None:
-        """Kill all workers, and end what they leave behind."""
         for pid in list(self._children):
             self._kill(pid)
             os.waitpid(pid, 0)
@@ -213,7 +195,6 @@ class ForkServer:
         self._end_orphans()
 
     def _end_orphans(self) -> None:
-        """End the processes that workers have left behind, and wait for them."""
         deadline = time.monotonic() + ORPHANS_S
         while self._reaps and (orphans := self._orphans()):
             over = time.monotonic() >= deadline
@@ -225,7 +206,6 @@ class ForkServer:
                 time.sleep(ORPHANS_LOOK_S)
 
     def _orphans(self) -> list[int]:
-        """The children of this process that are no workers."""
         found: list[int] = []
         for task in Path("/proc/self/task").iterdir():
             with suppress(OSError):  # A thread that has ended, or a kernel that does not tell.
@@ -260,7 +240,6 @@ def said_before_end(child: _Child) -> str:
 
 
 def run_worker(fork: Fork, fds: list[int]) -> None:
-    """Be a worker in this process, and leave it at the end."""
     setproctitle.setproctitle(f"ddloco worker of {fork.name}")
     code = 1
     try:
@@ -283,7 +262,6 @@ def run_worker(fork: Fork, fds: list[int]) -> None:
 
 
 def serve_forks() -> None:
-    """Serve on the socket whose descriptor is given on the command line."""
     setproctitle.setproctitle("ddloco fork server")
     gc.collect()
     gc.freeze()  # So that workers need not copy what they only share.

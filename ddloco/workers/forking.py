@@ -1,8 +1,6 @@
-"""The actor's side of a fork server: starting it, and having it fork workers.
-
-``fork_server`` is the process. All workers of a process with the same environment and limits come
-from one server, also one after the other: a replay right after its run imports no JAX.
-"""
+"""The actor's side of a fork server: starting it, and having it fork workers. All workers of a
+process with the same environment and limits come from one server, also one after the other: a
+replay right after its run imports no JAX."""
 
 import atexit
 import os
@@ -29,7 +27,6 @@ from ddloco.workers.fork_protocol import (
 )
 
 SERVER = "ddloco.workers.fork_server"
-"""The module that the server runs."""
 
 IDLE_MAX = 2
 """How many servers without a worker are kept for the next one, those that were in use last: each
@@ -40,15 +37,8 @@ LIMITS = [number for name, number in sorted(vars(resource).items()) if name.star
 
 
 class ForkedWorker:
-    """A worker process that a server forks, or will fork.
-
-    Args:
-        status: messages about it arrive here.
-        server: the fork server.
-
-    Attributes:
-        code: its exit status, negative if a signal ended it; None before.
-    """
+    """A worker process that a server forks, or will fork. ``code`` is its exit status, negative if
+    a signal ended it; None before."""
 
     def __init__(self, status: socket.socket, server: "ForkServerProcess") -> None:
         self._status = trio.socket.from_stdlib_socket(status)
@@ -64,12 +54,10 @@ class ForkedWorker:
         return self._pid
 
     async def wait(self) -> str:
-        """Wait for its end, and say how it ended."""
         await self._heard(lambda: False)
         return self._ended
 
     def kill(self) -> None:
-        """Kill it, if it has not ended."""
         self._server.wake()
         with suppress(OSError):  # It has ended: the server closed its side.
             self._status.shutdown(socket.SHUT_WR)
@@ -95,11 +83,7 @@ class ForkedWorker:
 
 
 class ForkServerProcess:
-    """A running fork server. Starts at once, and does not wait until it has imported JAX.
-
-    Args:
-        env: the environment of the server and all its workers.
-    """
+    """A running fork server. Starts at once, and does not wait until it has imported JAX."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -112,17 +96,10 @@ class ForkServerProcess:
                 stdin=subprocess.DEVNULL,
             )
         self.workers = 0
-        """How many workers need it."""
 
     def fork(self, fork: Fork, link: socket.socket, shared: Sequence[int]) -> ForkedWorker:
-        """Have a worker forked. It writes to what are this process's standard output and standard
-        error now.
-
-        Args:
-            fork: what is asked for.
-            link: the worker's end of the socket for requests.
-            shared: the descriptors of the arena's files.
-        """
+        """Have a worker forked, with the descriptors of the arena's files. It writes to what are
+        this process's standard output and standard error now."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs, _outputs() as outputs:
@@ -146,11 +123,9 @@ class ForkServerProcess:
             return True
 
     async def wait(self) -> str:
-        """Wait for its end, and say how it ended."""
         return _ending(await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True))
 
     def discard(self) -> None:
-        """Kill it; it has no workers."""
         self._control.close()
         self._process.kill()
         self._process.wait()
@@ -251,11 +226,8 @@ def _ending(code: int) -> str:
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
     """Block the signals for the actor in processes started in this context, until they unblock
-    them.
-
-    They may be sent to the process group at any time, even while Python is still starting in the
-    new process.
-    """
+    them. They may be sent to the process group while Python is still starting in the new
+    process."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_ACTOR)
     try:
         yield

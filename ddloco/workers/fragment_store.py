@@ -1,8 +1,6 @@
-"""The fragments that a syncer stores on disk, for its next incarnation and for replays.
-
-A merge is complete only once it is stored; it is broadcast after that. So a restarted syncer has
-every version that any learner has received (paper: 3.1, the shard persists).
-"""
+"""The fragments that a syncer stores on disk, for its next incarnation and for replays. A merge is
+complete only once it is stored; it is broadcast after that. So a restarted syncer has every version
+that any learner has received (paper: 3.1, the shard persists)."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -49,19 +47,13 @@ class FragmentStore(Protocol):
     run: str
 
     def put(self, found: StoredFragment) -> None:
-        """Store a merge in place of the fragment's previous one.
-
-        Raises:
-            OSError: it cannot be written; the previous one stays valid.
-        """
+        """Store a merge in place of the fragment's previous one, which stays valid if it raises
+        ``OSError``."""
         ...
 
     def find(self) -> Sequence[StoredFragment]:
-        """The fragments that an earlier incarnation stored, sorted by number.
-
-        Raises:
-            FragmentStoreError: a file is damaged, or belongs to another job.
-        """
+        """Return the fragments that an earlier incarnation stored, sorted by number;
+        ``FragmentStoreError`` if a file is damaged, or belongs to another job."""
         ...
 
     def done(self) -> bool:
@@ -69,19 +61,13 @@ class FragmentStore(Protocol):
         ...
 
     def note_done(self) -> None:
-        """Note that the job has ended as done; see ``FragmentFolder.note_done``."""
+        """Note that the job has ended as done, for the next incarnation."""
         ...
 
 
 class FragmentFolder:
-    """Merges in files, one per fragment, written atomically.
-
-    Args:
-        folder: ``RUN/kept/ACTOR``.
-        job_id: the job that the fragments belong to.
-        run: the run within that job.
-        confirm: called before each write; raises OSError if another process acts as this syncer.
-    """
+    """Merges in files, one per fragment, written atomically. ``confirm`` is called before each
+    write; it raises ``OSError`` if another process acts as this syncer."""
 
     def __init__(
         self, folder: Path, job_id: str, run: str = "", confirm: Callable[[], None] = lambda: None
@@ -92,7 +78,6 @@ class FragmentFolder:
         self._job_id = job_id
 
     def put(self, found: StoredFragment) -> None:
-        """Write the fragment's file; it is durable when this returns."""
         kept = found.kept
         said = {
             "job": self._job_id,
@@ -110,7 +95,6 @@ class FragmentFolder:
         save_tensors(path, {THETA: found.theta, **_prefixed(found.state)}, said)
 
     def find(self) -> Sequence[StoredFragment]:
-        """Read all fragments and check every byte."""
         return [self._read(path) for path in sorted(self._folder.glob("fragment-*.safetensors"))]
 
     def done(self) -> bool:
@@ -121,11 +105,6 @@ class FragmentFolder:
             return False
 
     def note_done(self) -> None:
-        """Note that the job has ended as done, for the next incarnation.
-
-        Raises:
-            OSError: it cannot be written.
-        """
         self._confirm()
         partial = self._folder / f".{DONE}.partial"
         partial.write_text(self._job_id)
@@ -175,7 +154,6 @@ class FragmentHistory:
     """Fragments and versions that were loaded from a snapshot, and merged before it."""
 
     def put(self, found: StoredFragment) -> None:
-        """Remember a merge."""
         newest = self.merges.setdefault(found.kept.fragment, [])
         newest.append(found)
         del newest[:-VERSIONS]
@@ -185,14 +163,12 @@ class FragmentHistory:
         raise AssertionError("a replay asks for what was recorded")
 
     def done(self) -> bool:
-        """Not available, like ``find``."""
         raise AssertionError("a replay asks for what was recorded")
 
     def note_done(self) -> None:
         """Nothing is to be noted: no incarnation follows."""
 
     def at(self, fragment: int, version: int) -> StoredFragment | None:
-        """The merge that made this version; None if it was not made here."""
         merges = self.merges.get(fragment, [])
         return next((each for each in merges if each.kept.version == version), None)
 
@@ -221,5 +197,4 @@ def _prefixed(state: State) -> dict[str, NDArray[Any]]:
 
 
 def _sum(said: dict[str, str]) -> str:
-    """A checksum of the metadata."""
     return xxhash.xxh3_128_hexdigest(json.dumps(said, sort_keys=True).encode())

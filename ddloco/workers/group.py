@@ -1,12 +1,7 @@
-"""The processes of one learner, usually one on each of its hosts. It needs jax.
-
-Rank 0 answers the actor's requests. It sends each request to the other ranks, which follow it in
-the same order, so that all enter the same computations; and it is the only one that sees the
-actor's memory, so it sends them what they need of it, shard by shard, and gets back what only they
-have. The others' answers are not waited for.
-
-A learner is one failure domain: if a rank ends, or gives no sign of life, all end at once.
-"""
+"""The processes of one learner, usually one on each of its hosts. It needs jax. Rank 0 answers the
+actor's requests, sends each to the others, which follow it in the same order, and alone sees the
+actor's memory. A learner is one failure domain: if a rank ends, or gives no sign of life, all end
+at once."""
 
 import mmap
 import os
@@ -57,13 +52,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class RankOutcome(msgspec.Struct, frozen=True):
-    """What a rank tells rank 0 about a request.
-
-    Attributes:
-        number: the request's number.
-        batch: the digest of the batch that it drew, if it was a step.
-        failed: why it could not fulfil it.
-    """
+    """What a rank tells rank 0 about a request: the digest of the batch, if it was a step, or why
+    it failed."""
 
     number: int
     batch: bytes = b""
@@ -71,8 +61,6 @@ class RankOutcome(msgspec.Struct, frozen=True):
 
 
 class RankProcess(Protocol):
-    """What a rank may do with its process."""
-
     def die(self, said: str) -> NoReturn:
         """End at once, and say why."""
         ...
@@ -84,20 +72,14 @@ class RankProcess(Protocol):
 
 @dataclass(frozen=True)
 class RankLinks:
-    """Connected sockets, by the other end's rank.
-
-    Attributes:
-        requests: for requests and arrays.
-        beats: for signs of life and outcomes.
-        hosts: the names of their hosts.
-    """
+    """Connected sockets, by the other end's rank: for requests and arrays, and for signs of
+    life."""
 
     requests: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket])
     beats: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket])
     hosts: dict[int, str] = field(default_factory=dict[int, str])
 
     def add(self, hello: "RankHello", link: socket.socket) -> None:
-        """Add the link that begins with ``hello``."""
         link.settimeout(None)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         (self.beats if hello.beats else self.requests)[hello.number] = link
@@ -105,42 +87,31 @@ class RankLinks:
 
 
 class Group:
-    """The links of one rank to the others.
-
-    Args:
-        rank: which one it is.
-        links: rank 0's to each other rank, or another rank's to rank 0.
-        process: what it may do with the process that it is in.
-    """
+    """The links of one rank to the others."""
 
     def __init__(self, rank: Rank, links: "RankLinks", process: "RankProcess") -> None:
         self.rank = rank
         self._links = links.requests
         self._requests = rpc.RequestReader(links.requests[0]) if rank.number else None
         self._number = 0
-        """The number of the newest request."""
         self._watch = _Watch(rank, links, process)
 
     def tell(self, request: rpc.Request) -> None:
-        """Send a request to all other ranks."""
         self._number += 1
         framed = rpc.framed(request)
         for link in self._links.values():
             self._send(link, framed)
 
     def next(self) -> rpc.Request:
-        """Wait for rank 0's next request."""
         assert self._requests is not None, "rank 0 has the actor's"
         self._number += 1
         found = self._requests.next()
         return found if found is not None else self._ended()
 
     def send(self, rank: int, array: Any) -> None:
-        """Send an array's bytes to a rank."""
         self._send(self._links[rank], _bytes_of(np.ascontiguousarray(array)))
 
     def receive(self, rank: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Receive an array's bytes from a rank."""
         array = np.empty(shape, dtype)
         room = memoryview(_bytes_of(array))
         if self._requests is not None:
@@ -150,7 +121,6 @@ class Group:
         return array if whole else self._ended()
 
     def done(self, answer: rpc.Answer) -> None:
-        """Tell the outcome of the newest request."""
         failed = answer.reason if isinstance(answer, rpc.Failed) else ""
         batch = answer.batch if isinstance(answer, rpc.Trained) else b""
         self._watch.tell(RankOutcome(self._number, batch, failed))
@@ -161,7 +131,6 @@ class Group:
         self._watch.wait_for_all(self._number)
 
     def dismiss(self) -> None:
-        """Wait until the other ranks have ended, which have been told so."""
         self._watch.wait_for_ends()
 
     def _send(self, link: socket.socket, data: Any) -> None:
@@ -178,8 +147,6 @@ class Group:
 
 
 class _Watch:
-    """Exchanges signs of life and outcomes with the other ranks, in a thread of its own."""
-
     def __init__(self, rank: Rank, links: "RankLinks", process: "RankProcess") -> None:
         self.die = process.die
         self._rank = rank
@@ -204,7 +171,6 @@ class _Watch:
     # For the main thread.
 
     def tell(self, outcome: RankOutcome) -> None:
-        """Tell rank 0 an outcome; rank 0 notes its own."""
         with self._lock:
             if self._rank.number:
                 self._send(self._beats[0], outcome)
@@ -217,7 +183,6 @@ class _Watch:
         self._wait(lambda: min(self._heard.values()) >= number, self._rank.stall_s)
 
     def wait_for_ends(self) -> None:
-        """Wait until the other ranks have ended, which is as it should be."""
         self._ending = True
         self._wait(lambda: not self._beats, LEAVE_S_MAX)
 
@@ -314,7 +279,6 @@ class OtherArena:
     for the shapes of what rank 0 has there."""
 
     def region(self, offset: int, nbytes: int) -> Bytes:
-        """As many bytes, somewhere."""
         del offset
         return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
 
@@ -324,17 +288,8 @@ def _bytes_of(array: Any) -> Any:
 
 
 def open_group(rank: Rank, saying: int, process: RankProcess) -> Group:
-    """Meet the other ranks, and open the devices of all.
-
-    Args:
-        rank: which one this process is.
-        saying: see ``open_devices``.
-        process: what it may do with the process that it is in.
-
-    Raises:
-        OSError: a rank cannot be reached.
-        RuntimeError: the others have not come in time.
-    """
+    """Meet the other ranks, and open the devices of all. ``OSError`` if a rank cannot be reached,
+    ``RuntimeError`` if the others have not come in time."""
     _keep_gloo_quiet()
     return Group(rank, _meet(rank, saying), process)
 
@@ -382,11 +337,7 @@ def _meet(rank: Rank, saying: int) -> RankLinks:
 
 def _wait_for(coordinator: str) -> None:
     """Wait until rank 0 listens. JAX would wait too, but tries again after minutes only where a
-    line was cut for a while.
-
-    Raises:
-        OSError: it cannot be reached.
-    """
+    line was cut for a while. ``OSError`` if it cannot be reached."""
     host, _, port = coordinator.rpartition(":")
     until = time.monotonic() + MEET_S_MAX
     while True:
@@ -401,14 +352,7 @@ def _wait_for(coordinator: str) -> None:
 
 
 class RankHello(msgspec.Struct, frozen=True, array_like=True):
-    """The beginning of a link to rank 0.
-
-    Attributes:
-        token: what rank 0 has told to all.
-        number: whose link it is.
-        beats: what it is for: signs of life, or else requests.
-        host: the name of the rank's host.
-    """
+    """The beginning of a link to rank 0, with the ``token`` that it has told to all."""
 
     token: bytes
     number: int
@@ -417,7 +361,6 @@ class RankHello(msgspec.Struct, frozen=True, array_like=True):
 
 
 def _told_to_all(place: bytes) -> bytes:
-    """Where rank 0 listens, from rank 0 to all."""
     room = np.zeros(PLACE_BYTES, np.uint8)
     room[: len(place) + 1] = np.frombuffer(bytes([len(place)]) + place, np.uint8)
     found = np.asarray(multihost_utils.broadcast_one_to_all(room)).astype(np.uint8).tobytes()
@@ -430,7 +373,6 @@ def _listener(host: str) -> socket.socket:
 
 
 def _accepted(listener: socket.socket, rank: Rank, token: bytes) -> RankLinks:
-    """The links of all other ranks; others that connect are turned away."""
     links = RankLinks()
     listener.settimeout(MEET_S_MAX)
     while len(links.requests) < rank.of - 1 or len(links.beats) < rank.of - 1:

@@ -29,11 +29,9 @@ def inner_optimizer(inner: Inner) -> optax.GradientTransformation:
 
 
 def _muon(rate: Any, inner: Inner) -> optax.GradientTransformation:
-    """Muon for matrices, AdamW for all others and for those that ``inner.adamw`` names.
-
-    An update of Muon has the size that one of AdamW has (arXiv 2502.16982, equation 4), so learning
-    rate and weight decay may be AdamW's.
-    """
+    """Muon for matrices, AdamW for all others and for those that ``inner.adamw`` names. An update
+    of Muon has the size that one of AdamW has (arXiv 2502.16982, equation 4), so learning rate and
+    weight decay may be AdamW's."""
 
     def labels(params: Any) -> Any:
         names = iter([name for name, _ in named_leaves(params)])
@@ -59,17 +57,14 @@ def _label(name: str, leaf: Any, adamw: tuple[str, ...]) -> str:
 
 
 def schedule_counts(opt_state: Any) -> list[int]:
-    """The counts of an optimizer's schedules: the integer scalars of every state that contains only
-    such counts, in the order of the tree's leaves.
-
-    A count next to moments (as in Adam) belongs to them: it corrects the bias of new moments, and
-    restarts with them. A schedule's count is the learner's progress in the job, and is kept.
-    """
+    """Return the counts of an optimizer's schedules, in the order of the tree's leaves: the integer
+    scalars of every state that contains only such counts. A count next to moments (as in Adam)
+    corrects the bias of new moments, and restarts with them; a schedule's is the learner's
+    progress, and is kept."""
     return counts_at(opt_state, count_places(opt_state))
 
 
 def counts_at(opt_state: Any, places: list[int]) -> list[int]:
-    """The counts at the ``places`` from ``count_places``."""
     leaves = jax.tree.leaves(opt_state)
     return [int(leaves[index]) for index in places]
 

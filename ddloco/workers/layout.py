@@ -1,9 +1,6 @@
-"""The layouts of a fragment: part of a whole host copy, bytes on the wire, and flat float32.
-
-Host copy and wire layout have the same bytes, each tensor aligned and in its own dtype. The flat
-layout is used for merging and has no padding. A compressed difference is a payload of as many
-tensors, each a row of bytes.
-"""
+"""The layouts of a fragment: part of a whole host copy, bytes on the wire (the same, each tensor
+aligned and in its own dtype), and flat float32 for merging, without padding. A compressed
+difference is a payload of as many tensors, each a row of bytes."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -34,26 +31,17 @@ def tensors_of(plan: FragmentPlan, fragment: int, data: Bytes) -> dict[str, NDAr
 
 
 class Layouts:
-    """Converts between the layouts of a job's fragments.
-
-    Args:
-        plan: how the parameters are split into fragments.
-        outer: which tensors are merged in which way.
-    """
-
     def __init__(self, plan: FragmentPlan, outer: Outer) -> None:
         self.plan = plan
         self._outer = outer
         self._segments: dict[int, tuple[TensorSegment, ...]] = {}
 
     def segments(self, fragment: int) -> tuple[TensorSegment, ...]:
-        """The tensors of a fragment, with how each is merged."""
         if fragment not in self._segments:
             self._segments[fragment] = fragment_segments(self.plan, fragment, self._outer)
         return self._segments[fragment]
 
     def copied(self, fragment: int, data: Bytes) -> Payload:
-        """A payload with a copy of a fragment's bytes."""
         return copy_payload(data, wire_layout(self.plan, fragment))
 
     def described(self, fragment: int, data: Bytes) -> Payload:
@@ -61,7 +49,6 @@ class Layouts:
         return Payload(describe(data, wire_layout(self.plan, fragment)), data)
 
     def sent(self, fragment: int, flat: F32, out: Bytes | None = None) -> Payload:
-        """A global fragment as a payload to be sent; see ``wire``."""
         return self.described(fragment, self.wire(fragment, flat, out))
 
     def is_flat(self, fragment: int) -> bool:
@@ -80,11 +67,9 @@ class Layouts:
         return flat
 
     def wire(self, fragment: int, flat: F32, out: Bytes | None = None) -> Bytes:
-        """Convert flat float32 to a fragment's bytes in wire dtypes, with zero padding.
-
-        They are written to ``out``, by default a new array; or they are those of ``flat``, if
-        these are the same: neither array is changed any more.
-        """
+        """Convert flat float32 to a fragment's bytes in wire dtypes, with zero padding, written to
+        ``out`` or a new array; or return those of ``flat``, if these are the same: neither array is
+        changed any more."""
         if self.is_flat(fragment):
             return flat.view(np.uint8)
         start, stop = self.plan.fragment_slice(fragment)
@@ -118,17 +103,9 @@ class Layouts:
         lost: F32 | None = None,
         noise_seed: int | None = None,
     ) -> Payload:
-        """The difference between two versions of a fragment, compressed; see ``Quantizer.encode``.
-
-        Args:
-            fragment: its number.
-            form: the format.
-            values: the new version, as bytes or flat.
-            base: the version before, as bytes or flat; None if the values are the difference.
-            error: what earlier compressions lost, flat.
-            lost: filled with what this compression loses, flat.
-            noise_seed: of stochastic rounding.
-        """
+        """Return the difference between two versions of a fragment, as bytes or flat, compressed;
+        see ``Quantizer.encode``. Without ``base`` the values are the difference; ``error`` is what
+        earlier compressions lost, ``lost`` is filled with what this one loses."""
         layout = compressed_layout(self.plan, fragment, form)
         data = np.zeros(sum(aligned(shape[0]) for _, shape, _ in layout), np.uint8)
         for number, (out, segment) in enumerate(self._rows(fragment, form, data)):
@@ -188,16 +165,10 @@ class Layouts:
 
 
 class DecompressedOnDemand(LazyFragment):
-    """A fragment of which only the differences to another one are in memory. A merge reads every
+    """A fragment of which only the differences to ``base`` are in memory. A merge reads every
     element twice, in rows that stay in the first cache where it is compiled, so this is no slower
-    than reading the whole fragment from memory.
-
-    Args:
-        rows: the compressed differences of each tensor that has elements, and where it lies.
-        form: their format.
-        elements: of the fragment.
-        base: what they are differences to, flat float32; None if they are to be read themselves.
-    """
+    than reading the whole fragment from memory. Without a base the differences themselves are
+    read."""
 
     def __init__(
         self,
@@ -218,7 +189,6 @@ class DecompressedOnDemand(LazyFragment):
             self._tensors.append(compressed_elements(row, form, size, own))
 
     def elements(self, start: int, stop: int) -> Raw:
-        """See ``LazyFragment``."""
         if not self._tensors:  # Of a fragment without elements.
             return np.empty(0, np.float32)
         which = bisect_right(self._starts, start) - 1
