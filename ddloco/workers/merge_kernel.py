@@ -1,9 +1,6 @@
-"""The arithmetic of merges, compiled: each loop reads and writes memory once.
-
-``merge_kernel.c`` is compiled when ddloco is installed, by ``hatch_build.py``, on a machine that
-has a C compiler. Without it merges are computed by numpy, more slowly, with the same bits: this
-module compares the two on a sample before it takes the compiled one.
-"""
+"""The arithmetic of merges, compiled: each loop reads and writes memory once. ``merge_kernel.c`` is
+compiled when ddloco is installed, by ``hatch_build.py``. Without it numpy computes the same bits,
+more slowly: the two are compared on a sample before the compiled one is taken."""
 
 import ctypes
 from collections.abc import Sequence
@@ -29,7 +26,6 @@ from ddloco.workers.quantization import NUMPY as NUMPY_QUANTIZER
 from ddloco.workers.quantization_kernel import FORMS, CompiledQuantizer, quantizer
 
 LIBRARY = "_merge_kernel.so"
-"""See ``compiled``."""
 
 _COMPILED = {np.dtype(np.float32): 0, np.dtype(np.uint16): 1}
 """The wire dtypes that the compiled loops read, with how they are told."""
@@ -46,11 +42,8 @@ def merge_kernel() -> BlockKernel:
 
 
 class CompiledKernel:
-    """``BlockKernel`` in C; what is not a whole row of float32 or bfloat16 is left to numpy.
-
-    Args:
-        library: ``merge_kernel.c``, compiled. Its functions run without the GIL.
-    """
+    """``BlockKernel`` in C, without the GIL; what is not a whole row of float32 or bfloat16 is left
+    to numpy."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
@@ -73,7 +66,6 @@ class CompiledKernel:
         self._nesterov.restype = None
 
     def change_squares(self, anchor: F32, raws: Sequence[Raw]) -> list[float]:
-        """See ``BlockKernel.change_squares``."""
         squares, rows = (ctypes.c_double * len(raws))(), anchor.size // LANES
         if (lazy := _compressed(raws)) is not None:
             self._compressed_squares(address(anchor), *lazy, len(raws), rows, squares)
@@ -96,7 +88,6 @@ class CompiledKernel:
     def weighted_change(
         self, anchor: F32, raws: Sequence[Raw], factors: Sequence[float], out: F32
     ) -> float:
-        """See ``BlockKernel.weighted_change``."""
         rows, told = anchor.size // LANES, (ctypes.c_float * len(raws))(*factors)
         more = told, len(raws), rows, address(out)
         if (lazy := _compressed(raws)) is not None:
@@ -114,7 +105,6 @@ class CompiledKernel:
     def nesterov(
         self, theta: F32, momentum: F32, rates: tuple[float, float, float], out: tuple[F32, F32]
     ) -> None:
-        """See ``BlockKernel.nesterov``."""
         places = (address(theta), address(momentum), address(out[0]), address(out[1]))
         self._nesterov(*places, *rates, theta.size)
 
@@ -130,14 +120,10 @@ def _plain(raws: Sequence[Raw]) -> tuple[Any, int] | None:
 
 
 class _Compressed(ctypes.Structure):
-    """``struct compressed``."""
-
     _fields_ = (("scales", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("base", ctypes.c_void_p))
 
 
 class _Format(ctypes.Structure):
-    """``struct format``."""
-
     _fields_ = (
         ("decode", ctypes.c_void_p),
         ("form", ctypes.c_size_t),

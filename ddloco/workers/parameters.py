@@ -13,15 +13,9 @@ WHOLE = "parameters"
 
 
 def shapes_and_names(init: Callable[[Any], Any], seed: int) -> tuple[Any, list[str]]:
-    """The parameters as a pytree of shapes, and the name of each leaf, its path joined by "/"
-    (``WHOLE`` if that is empty).
-
-    Only shapes: a learner receives its parameters from the syncer, and creating its own would take
-    longer than everything else it does before training.
-
-    Raises:
-        TaskError: a leaf is no array, such as the activation function of a module.
-    """
+    """Return the parameters as a pytree of shapes, and the name of each leaf, its path joined by
+    "/" (``WHOLE`` if that is empty). Only shapes: creating its own parameters would take a learner
+    longer than all else that it does before training. ``TaskError`` if a leaf is no array."""
     key = jax.random.key(seed)
     try:
         shapes = jax.eval_shape(init, key)
@@ -36,14 +30,12 @@ def shapes_and_names(init: Callable[[Any], Any], seed: int) -> tuple[Any, list[s
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """The leaves of a pytree with their names."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     found = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in paths]
     return [(name or WHOLE, leaf) for name, leaf in found]
 
 
 def _check_arrays(made: Any, maker: str) -> None:
-    """Refuse leaves that are neither arrays nor numbers."""
     for name, leaf in named_leaves(made):
         try:
             jnp.result_type(leaf)

@@ -1,8 +1,6 @@
 """Where a learner's arrays lie: on one device, or divided on a mesh of devices. It needs jax.
-
-Fragments are copied between the host and the devices shard by shard, so that no device and no host
-has a second copy of the whole model.
-"""
+Fragments are copied shard by shard, so that no device and no host has a second copy of the whole
+model."""
 
 import contextlib
 import math
@@ -55,13 +53,8 @@ class OneDevice:
         self.moments: list[Sharding | None] = []
 
     def lay(self, params: Any, merged: Sequence[Any], seed: int) -> None:
-        """Decide where what is in fragments lies: the parameters, and the ``merged`` state.
-
-        Args:
-            params: the parameters' tree of shapes.
-            merged: the shapes of the merged state.
-            seed: the job's seed.
-        """
+        """Decide where what is in fragments lies: the parameters, and the ``merged`` state, of
+        these shapes."""
         del seed
         self.leaves = [None] * (len(jax.tree.leaves(params)) + len(merged))
 
@@ -77,27 +70,21 @@ class OneDevice:
         return {}
 
     def params(self, init: Callable[[Any], Any], key: Any) -> Any:
-        """The initial parameters."""
         return init(key)
 
     def everywhere(self) -> dict[str, Any]:
-        """The arguments of ``jax.jit`` for results that every device has."""
         return {}
 
     def init(self, optimizer: Any, params: Any) -> Any:
-        """The optimizer's first state."""
         return unshared(optimizer.init(params), params)
 
     def state(self, state: Any) -> Any:
-        """A task's state, where it belongs."""
         return state
 
     def frozen(self, frozen: Any) -> Any:
-        """A task's frozen arrays, where they belong."""
         return jax.tree.map(jnp.asarray, frozen)
 
     def batch(self, batch: Any) -> Any:
-        """A batch, where it belongs."""
         return batch
 
     def shapes(self, *trees: Any) -> tuple[Any, ...]:
@@ -132,16 +119,8 @@ class OneDevice:
 
 
 class OnMesh(OneDevice):
-    """Arrays are divided among the devices of a mesh, as the task says.
-
-    Args:
-        axes: the number of devices along each axis, from the job file.
-        task: the task.
-        spec: its name in the job file, for messages.
-
-    Raises:
-        TaskError: it has more or fewer devices; all are used, or one.
-    """
+    """Arrays are divided among the devices of a mesh, as the task says; ``axes`` has the number
+    along each axis. ``TaskError`` if there are more or fewer devices; all are used, or one."""
 
     def __init__(self, axes: Mapping[str, int], task: Any, spec: str) -> None:
         super().__init__()
@@ -238,7 +217,6 @@ class OnMesh(OneDevice):
         return jax.device_put(init(key), self._params)
 
     def everywhere(self) -> dict[str, Any]:
-        """The arguments of ``jax.jit`` for results that every device has."""
         return {"out_shardings": self._everywhere}
 
     def init(self, optimizer: Any, params: Any) -> Any:
@@ -274,7 +252,6 @@ class OnMesh(OneDevice):
         return self._divided("batch_sharding", found, batch)
 
     def shapes(self, *trees: Any) -> tuple[Any, ...]:
-        """The shapes, with their shardings."""
         params, opt_state, state = trees
         tree = jax.tree.structure(opt_state)
         moments = jax.tree.unflatten(tree, self.moments[: tree.num_leaves])
@@ -293,7 +270,6 @@ class OnMesh(OneDevice):
         return jax.make_array_from_callback(view.shape, sharding, lambda at: view[at].copy())
 
     def fingerprint(self) -> dict[str, str]:
-        """The mesh, and how many devices it has."""
         return {"mesh": f"{self._words}, {self.mesh.size} devices"}
 
 
@@ -310,11 +286,9 @@ Key = tuple[tuple[int | None, int | None], ...]
 
 
 def shards_of(array: Any) -> list[tuple[Place, Any]]:
-    """The place of each shard of an array, and the shard, once for each place.
-
-    A shard is an array of its own: what JAX keeps of it on the host goes with it, while it would
-    keep a host copy of the whole array for as long as the array lives.
-    """
+    """Return the place of each shard of an array, and the shard, once for each place. A shard is an
+    array of its own: what JAX keeps of it on the host goes with it, while it would keep a host copy
+    of the whole array for as long as the array lives."""
     if not isinstance(array, jax.Array):
         return [((), array)]
     found = {place_key(shard.index): shard for shard in array.addressable_shards}
@@ -322,32 +296,19 @@ def shards_of(array: Any) -> list[tuple[Place, Any]]:
 
 
 def place_key(place: Any) -> Key:
-    """The key of a place."""
     return tuple((each.start, each.stop) for each in place)
 
 
 class OnGroup(OnMesh):
-    """Arrays are divided among the devices of several processes.
-
-    Only rank 0 has the actor's memory: it sends each shard to the ranks that need it, and gets back
-    those that only they have.
-
-    Args:
-        axes: the mesh; if it is empty, batches are divided among all devices.
-        task: the task.
-        spec: its name in the job file, for messages.
-        group: the processes.
-
-    Raises:
-        TaskError: there are not so many devices.
-    """
+    """Arrays are divided among the devices of several processes; without axes, batches among all of
+    them. Only rank 0 has the actor's memory: it sends each shard to the ranks that need it, and
+    gets back those that only they have."""
 
     def __init__(self, axes: Mapping[str, int], task: Any, spec: str, group: Group) -> None:
         super().__init__(axes or {"data": len(jax.devices())}, task, spec)
         self._group = group
 
     def put(self, view: Any, sharding: Sharding | None) -> Any:
-        """An array with the numbers that rank 0 has in ``view``."""
         assert sharding is not None, "on a mesh every array has one"
         own: dict[Key, Any] = {}
         for key, place, ranks in _owners(view.shape, sharding):
@@ -391,7 +352,6 @@ class OnGroup(OnMesh):
         return all(bool(jnp.isfinite(each).all()) for each in arrays)
 
     def fingerprint(self) -> dict[str, str]:
-        """The mesh, and among how many processes it is divided."""
         (said,) = super().fingerprint().values()
         return {"mesh": f"{said} of {self._group.rank.of} processes"}
 

@@ -49,11 +49,8 @@ class WorkerRequestError(Exception):
 
 
 def fitting(answer: rpc.Answer, answer_type: type[T]) -> T:
-    """The answer, if it has the expected type.
-
-    Raises:
-        WorkerRequestError: the worker could not fulfil the request.
-    """
+    """Return the answer, if it has the expected type; ``WorkerRequestError`` if the request
+    failed."""
     if isinstance(answer, rpc.Failed):
         raise WorkerRequestError(answer)
     assert isinstance(answer, answer_type), f"{type(answer).__name__} is no answer to this"
@@ -77,26 +74,17 @@ class _Coming(Awaitable[T]):
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """A request without an answer.
-
-    Attributes:
-        unsent: what the socket has not taken yet.
-        first: set once all earlier requests have been answered.
-    """
+    """A request without an answer: what the socket has not taken yet, and ``first``, set once all
+    earlier requests have been answered."""
 
     unsent: bytes
     first: trio.Event = field(default_factory=trio.Event)
 
 
 class WorkerProcess:
-    """One worker; it answers requests in order, one at a time.
-
-    Args:
-        process: its process; if it has several, that of rank 0.
-        link: its socket for requests.
-        others: those of the other ranks that are on this host.
-        stall_s: how long one of several may give no sign of life, in seconds.
-    """
+    """One worker; it answers requests in order, one at a time. If it has several processes,
+    ``process`` is rank 0's, ``others`` are those on this host, and one may give no sign of life for
+    ``stall_s`` seconds."""
 
     def __init__(
         self,
@@ -120,24 +108,17 @@ class WorkerProcess:
         """The running request and those that wait, in order. A lock would not do: a task enters a
         lock's queue only when it is scheduled, so a later request could overtake it."""
         self._received = bytearray()
-        """Bytes of answers that were received and not read yet."""
 
     async def pid(self) -> int:
-        """The process id."""
         return await self._process.pid()
 
     def ask(self, *requests: rpc.Request) -> list[Awaitable[rpc.Answer]]:
-        """Enqueue requests at once, even if answers are awaited later; returns the answer of each.
-
-        They are sent at once, while the event that requested them is still being handled: the
-        worker computes while reports are written and sent, and goes from one request to the next
-        without waiting for the actor. Requests that follow each other are best asked for together:
-        with the first, the kernel may run the worker in place of the actor, before it sends the
-        second. Only where the socket is full, a request waits for its turn.
-
-        Raises, when awaited:
-            WorkerDiedError: the process ended first.
-        """
+        """Enqueue requests at once, even if answers are awaited later; an answer raises
+        ``WorkerDiedError`` if the process ended first. The worker computes while reports are
+        written, and goes from one request to the next without waiting for the actor. Requests that
+        follow each other are best asked for together: with the first, the kernel may run the worker
+        in place of the actor, before it sends the second. Only where the socket is full, a request
+        waits for its turn."""
         entries = [_Request(rpc.framed(request)) for request in requests]
         if not any(each.unsent for each in self._line):
             self._send_now(entries)
@@ -145,7 +126,6 @@ class WorkerProcess:
         return [_Coming(partial(self._answer, entry)) for entry in entries]
 
     def _send_now(self, entries: list[_Request]) -> None:
-        """Send what the socket takes without waiting; the rest stays unsent."""
         try:
             sent = self._socket.send(b"".join(each.unsent for each in entries))
         except BlockingIOError:
@@ -177,22 +157,15 @@ class WorkerProcess:
         return answer
 
     def expect(self, request: rpc.Request, answer_type: type[T]) -> Awaitable[T]:
-        """Like ``ask``, for an answer of one expected type.
-
-        Raises, when awaited:
-            WorkerRequestError: the worker could not fulfil the request.
-            WorkerDiedError: the process ended first.
-        """
+        """Like ``ask``, for an answer of one expected type; else it raises
+        ``WorkerRequestError``."""
         (coming,) = self.ask(request)
         return _Coming(partial(_fitting, coming, answer_type))
 
     async def _read(self) -> rpc.Answer:
-        """Read the next answer; what follows it belongs to the one after.
-
-        Raises:
-            EOFError: the process has closed the socket.
-            WorkerDiedError: it gave no sign of life for too long.
-        """
+        """Read the next answer; what follows it belongs to the one after. ``EOFError`` if the
+        process has closed the socket, ``WorkerDiedError`` if it gave no sign of life for too
+        long."""
         while True:
             start = rpc.LENGTH_BYTES
             await self._receive(start)
@@ -209,7 +182,6 @@ class WorkerProcess:
                     return answer
 
     async def _receive(self, nbytes: int) -> None:
-        """Wait until so many bytes have been received."""
         stall_s = self._stall_s if self._tells_of_life else math.inf
         while len(self._received) < nbytes:
             piece = await received_in_time(self._stream, stall_s)
@@ -227,11 +199,8 @@ class WorkerProcess:
         return "and does not exit"
 
     async def dismiss(self, *, final: bool) -> None:
-        """Have the processes on other hosts end in good order.
-
-        Args:
-            final: whether for good, and not for another incarnation.
-        """
+        """Have the processes on other hosts end in good order; ``final`` if not for another
+        incarnation."""
         with trio.move_on_after(DISMISS_S_MAX), contextlib.suppress(WorkerDiedError):
             await self.expect(rpc.Dismiss(final), rpc.Ready)
 
@@ -262,21 +231,10 @@ async def open_worker(
     turns: Path | None = None,
     rank: Rank | None = None,
 ) -> AsyncIterator[WorkerProcess]:
-    """Open a worker with the environment that ``worker`` describes; killed on exit.
-
-    If it has several processes, all are started here, unless ``rank`` says that the others are
-    started elsewhere.
-
-    Args:
-        name: the actor's name, shown in the system's list of processes.
-        arena: its shared memory.
-        worker: threads, environment and number of processes, from the job file.
-        recorded: for a replay, the environment in the tape's fingerprint.
-        kept: the modules that the run folder keeps; see ``kept_modules``.
-        turns: the file by which workers take turns at the terminal, where the task's own
-            ``breakpoint()`` opens a debugger; None where it does not.
-        rank: rank 0, and where it meets the others.
-    """
+    """Open a worker with the environment that ``worker`` describes; killed on exit. If it has
+    several processes, all are started here, unless ``rank`` says that the others are started
+    elsewhere. ``recorded`` is the fingerprint of a replay's tape, ``turns`` the file by which
+    workers take turns at the terminal, where the task's own ``breakpoint()`` opens a debugger."""
     env = worker_environment(os.environ, worker, recorded, name)
     ranks = [rank] if rank is not None else local_ranks(worker)
     async with open_fork_server(env) as server:
@@ -303,17 +261,8 @@ async def run_other_rank(
     name: str, worker: Worker, rank: Rank, met: Callable[[], None]
 ) -> tuple[int | None, str]:
     """Run a process that follows the rank 0 of a learner, which is elsewhere; killed if this is
-    cancelled, or if it gives no sign of life.
-
-    Args:
-        name: shown in the system's list of processes.
-        worker: threads and environment.
-        rank: which one it is, and where it meets the others.
-        met: called at its signs of life, which begin when it has met the others.
-
-    Returns:
-        its exit status, and how it ended in words.
-    """
+    cancelled, or if it gives no sign of life. ``met`` is called at its signs of life, which begin
+    when it has met the others. Returns its exit status, and how it ended in words."""
     async with open_fork_server(worker_environment(os.environ, worker)) as server:
         fork = Fork(name, (), rank=rank, folder=str(Path.cwd()), nice=worker.nice)
         forked, link = _forked(server, fork, ())
@@ -349,10 +298,8 @@ async def _ends_by_itself(
 
 
 async def received_in_time(stream: trio.SocketStream, most_s: float) -> bytes | bytearray | None:
-    """What arrives next, empty at the end; None if nothing arrives for so many seconds.
-
-    If this process was stopped meanwhile, the time is over, but something may have arrived.
-    """
+    """Return what arrives next, empty at the end; None if nothing arrives for so many seconds. If
+    this process was stopped meanwhile, the time is over, but something may have arrived."""
     for wait_s in (most_s, LAST_LOOK_S):
         with trio.move_on_after(wait_s):
             return await stream.receive_some(rpc.READ_BYTES)
@@ -362,7 +309,6 @@ async def received_in_time(stream: trio.SocketStream, most_s: float) -> bytes | 
 def _forked(
     server: ForkServerProcess, fork: Fork, shared: Sequence[int]
 ) -> tuple[ForkedWorker, socket.socket]:
-    """A worker, and the actor's end of the socket for its requests."""
     ours, theirs = socket.socketpair()
     with theirs:
         return server.fork(fork, theirs, shared), ours

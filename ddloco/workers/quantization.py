@@ -85,17 +85,10 @@ class Quantizer(Protocol):
         noise_seed: int | None = None,
         lost: F32 | None = None,
     ) -> None:
-        """Compress ``values - base + error``.
-
-        Args:
-            values: the new parameters, or a difference if there is no ``base``.
-            form: the format.
-            out: uint8 of length ``encoded_bytes(values.size, form)``, which is filled.
-            base: what its receiver adds the difference to.
-            error: what earlier compressions lost.
-            noise_seed: rounds stochastically, with noise from this seed; None rounds to nearest.
-            lost: filled with what this compression loses, 0 where that is not finite.
-        """
+        """Compress ``values - base + error`` into ``out``. Without ``base`` the values are a
+        difference; ``error`` is what earlier compressions lost. With ``noise_seed`` it rounds
+        stochastically, else to nearest. ``lost`` is filled with what this compression loses, 0
+        where that is not finite."""
         ...
 
     def decode(self, data: U8, form: Format, out: F32, *, base: F32 | None = None) -> None:
@@ -117,7 +110,6 @@ class NumpyQuantizer:
         noise_seed: int | None = None,
         lost: F32 | None = None,
     ) -> None:
-        """See ``Quantizer.encode``."""
         with np.errstate(all="ignore"):
             difference = values if base is None else values - base
             if error is not None:
@@ -128,7 +120,6 @@ class NumpyQuantizer:
                 np.nan_to_num(lost, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
 
     def decode(self, data: U8, form: Format, out: F32, *, base: F32 | None = None) -> None:
-        """See ``Quantizer.decode``."""
         difference = decode(data, form, out.size)
         with np.errstate(all="ignore"):
             out[:] = difference if base is None else base + difference
@@ -149,14 +140,7 @@ class _Scratch:
 
 
 def encode(values: F32, form: Format, out: U8, noise_seed: int | None = None) -> None:
-    """Compress a flat float32 array.
-
-    Args:
-        values: the differences, flat float32.
-        form: the format.
-        out: uint8 of length ``encoded_bytes(values.size, form)``, which is filled.
-        noise_seed: rounds stochastically, with noise from this seed; None rounds to nearest.
-    """
+    """Compress a flat float32 array of differences; see ``Quantizer.encode``."""
     assert out.size == encoded_bytes(values.size, form), "the format's size"
     noise = None if noise_seed is None else np.random.SFC64(noise_seed)
     if form == "float32":
@@ -177,13 +161,7 @@ def encode(values: F32, form: Format, out: U8, noise_seed: int | None = None) ->
 
 
 def decode(data: U8, form: Format, elements: int) -> F32:
-    """Return the differences that compressed bytes stand for, flat float32.
-
-    Args:
-        data: uint8 of length ``encoded_bytes(elements, form)``.
-        form: the format.
-        elements: the number of elements.
-    """
+    """Return the differences that compressed bytes stand for, flat float32."""
     assert data.size == encoded_bytes(elements, form), "the format's size"
     if form == "float32":
         return data.view("<f4").copy()
@@ -206,9 +184,7 @@ def decode(data: U8, form: Format, elements: int) -> F32:
 
 def _chunks(values: F32) -> Iterator[tuple[slice, F32, int]]:
     """Yield runs of blocks: their numbers, their elements as rows, and the elements in each row.
-
-    The last block is a run of its own if it had to be filled up with zeros.
-    """
+    The last block is a run of its own if it had to be filled up with zeros."""
     whole = values.size // BLOCK
     rows = values[: whole * BLOCK].reshape(whole, BLOCK)
     for start in range(0, whole, CHUNK_BLOCKS):
@@ -222,10 +198,8 @@ def _chunks(values: F32) -> Iterator[tuple[slice, F32, int]]:
 
 
 def _scale(rows: F32, form: Format, count: int, scratch: _Scratch) -> F32:
-    """The scale of each block: the spacing of its levels, or for e3m0 its largest magnitude.
-
-    The sums are plain ``einsum`` loops, whose order does not depend on the processor.
-    """
+    """Return the scale of each block: the spacing of its levels, or for e3m0 its largest magnitude.
+    The sums are plain ``einsum`` loops, whose order does not depend on the processor."""
     if form == "int2":
         return np.sqrt(np.einsum("ki,ki->k", rows, rows) / np.float32(count))
     if form == "int1":
@@ -240,7 +214,6 @@ def _scale(rows: F32, form: Format, count: int, scratch: _Scratch) -> F32:
 def _codes(
     rows: F32, form: Format, scale: F32, noise: np.random.SFC64 | None, scratch: _Scratch
 ) -> U8:
-    """The code of every element, one in each byte."""
     factor = np.where(scale >= SCALE_MIN, np.float32(1.0) / scale, np.float32(0.0))
     scaled = np.multiply(rows, factor[:, None], out=scratch.floats[: len(rows)])
     if not np.isfinite(scale).all():

@@ -1,9 +1,7 @@
 """Compression of differences, compiled: each block is made, scaled and packed in the first cache.
-
-``quantization_kernel.c`` is compiled when ddloco is installed, by ``hatch_build.py``, on a machine
-that has a C compiler. Without it numpy computes the same bytes, more slowly: this module compares
-the two on a sample before it takes the compiled one.
-"""
+``quantization_kernel.c`` is compiled when ddloco is installed, by ``hatch_build.py``. Without it
+numpy computes the same bytes, more slowly: the two are compared on a sample before the compiled one
+is taken."""
 
 import ctypes
 from functools import cache
@@ -17,7 +15,6 @@ from ddloco.workers.compiled import address, compiled
 from ddloco.workers.quantization import F32, NUMPY, U8, Quantizer
 
 LIBRARY = "_quantization_kernel.so"
-"""See ``compiled``."""
 
 FORMS: dict[Format, int] = {
     form: number for number, form in enumerate(("bfloat16", "int8", "int4", "e3m0", "int2", "int1"))
@@ -35,11 +32,7 @@ def quantizer() -> Quantizer:
 
 
 class CompiledQuantizer:
-    """``Quantizer`` in C.
-
-    Args:
-        library: ``quantization_kernel.c``, compiled. Its functions run without the GIL.
-    """
+    """``Quantizer`` in C, without the GIL."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
@@ -63,7 +56,6 @@ class CompiledQuantizer:
         noise_seed: int | None = None,
         lost: F32 | None = None,
     ) -> None:
-        """See ``Quantizer.encode``."""
         told = FORMS.get(form)
         if told is None or not _in_rows(values, base, error, lost, out):
             NUMPY.encode(
@@ -75,7 +67,6 @@ class CompiledQuantizer:
         self._encode(*read, values.size, told, address(noise), address(out), address(lost))
 
     def decode(self, data: U8, form: Format, out: F32, *, base: F32 | None = None) -> None:
-        """See ``Quantizer.decode``."""
         told = FORMS.get(form)
         if told is None or not _in_rows(data, out, base):
             NUMPY.decode(data, form, out, base=base)
@@ -99,7 +90,6 @@ def _noise(seed: int | None) -> NDArray[np.uint64] | None:
 
 
 def _sampled(by: Quantizer) -> list[Any]:
-    """What an implementation computes from a sample with numbers of all kinds."""
     arrays = np.random.default_rng(0).standard_normal((3, _SAMPLE), np.float32)
     arrays[0, :BLOCK] *= np.float32(1e-33)
     arrays[0, BLOCK], arrays[0, 2 * BLOCK] = np.nan, np.inf

@@ -15,16 +15,8 @@ PLACE = re.compile(r"[^\s:/]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5}")
 
 @dataclass(frozen=True)
 class _Engine:
-    """The variables in which an engine tells a process which of its tasks it is.
-
-    JAX finds the coordinator in others that the engine sets.
-
-    Attributes:
-        number: which one, among all.
-        of: how many there are.
-        here: which one, among those on this host.
-        of_here: how many there are on this host, at the beginning of the value.
-    """
+    """The variables in which an engine tells a process which of its tasks it is, among all and on
+    this host. JAX finds the coordinator in others that the engine sets."""
 
     number: str
     of: str
@@ -46,18 +38,9 @@ how many there are nor where the first one is."""
 def rank_of(
     name: str, worker: Worker, number: int | None, coordinator: str, env: Mapping[str, str]
 ) -> Rank | None:
-    """Which of a learner's processes this one is; None if it has one, or all are on this host.
-
-    Args:
-        name: the learner's name.
-        worker: its worker, from the job file.
-        number: ``--rank``, if it was given.
-        coordinator: ``--coordinator``, or empty.
-        env: the environment, in which Slurm or Open MPI may say it.
-
-    Raises:
-        ConfigError: an option is wrong, or one is missing.
-    """
+    """Return which of a learner's processes this one is; None if it has one, or all are on this
+    host. The options or, from Slurm or Open MPI, the environment may say it. ``ConfigError`` if an
+    option is wrong, or one is missing."""
     of = worker.processes
     if coordinator and not PLACE.fullmatch(coordinator):
         raise ConfigError(f"--coordinator {coordinator}: want HOST:PORT, of the host of rank 0")

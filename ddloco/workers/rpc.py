@@ -32,7 +32,6 @@ class Span(Struct, frozen=True, array_like=True):
 
 
 def span_of(region: Region) -> Span:
-    """The offset and size of a region."""
     return Span(region.offset, len(region.data))
 
 
@@ -62,16 +61,9 @@ class Prepare(WorkerMessage, frozen=True):
 
 
 def preparation(job: Job, name: str = "", task: str = "") -> Prepare:
-    """The first request to an actor's worker.
-
-    Only a learner uses all devices of its mesh. The others have one device, with the same axes: an
-    ``init`` that names them works there as well.
-
-    Args:
-        job: the job.
-        name: the actor's; it has no stream of batches unless it is a learner's.
-        task: what the worker imports in place of the job's own task.
-    """
+    """Return the first request to an actor's worker. Only a learner uses all devices of its mesh,
+    and has a stream of batches. The others have one device, with the same axes: an ``init`` that
+    names them works there as well. The worker imports ``task`` in place of the job's own."""
     learner = name in job.learner_names()
     mesh = job.worker_of(name).mesh
     return Prepare(
@@ -210,7 +202,6 @@ class NewFragment(Struct, frozen=True, array_like=True):
 
     @property
     def replaces(self) -> bool:
-        """Whether nothing of the worker's own values stays."""
         return not self.mixing and self.since is None
 
 
@@ -291,11 +282,9 @@ class MeasureDevices(WorkerMessage, frozen=True):
 
 
 class Devices(WorkerMessage, frozen=True):
-    """The devices of a worker.
+    """The devices of a worker, of all processes.
 
     Attributes:
-        kind: what they are.
-        count: how many there are, of all processes.
         step_bytes: what a step needs on each of them, as it was compiled: parameters, optimizer's
             state, batch, results and what lies between.
         limit_bytes: how much JAX may use of each; None if the device does not tell.
@@ -355,7 +344,6 @@ decode_answer = Decoder(Answer).decode
 
 
 def framed(message: WorkerMessage) -> bytes:
-    """A message with its length in front."""
     body = encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
@@ -374,12 +362,10 @@ def receive_into(link: socket.socket, room: memoryview) -> bool:
 
 
 class RequestReader:
-    """Reads the actor's requests from a socket.
-
-    It waits with epoll instead of in ``recv``. The kernel moves a process that sleeps in ``recv``
-    to the core of the sender, which it expects to sleep soon; but the actor has reports to write,
-    and the worker would wait for them: 0.4 ms before each step, on two cores.
-    """
+    """Reads the actor's requests from a socket. It waits with epoll instead of in ``recv``: the
+    kernel moves a process that sleeps in ``recv`` to the core of the sender, which it expects to
+    sleep soon; but the actor has reports to write, and the worker would wait for them: 0.4 ms
+    before each step, on two cores."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -400,15 +386,14 @@ class RequestReader:
         return request
 
     def receive_into(self, room: memoryview) -> bool:
-        """Fill ``room`` with the bytes that follow a request; returns False if the socket closes
-        before that."""
+        """Fill ``room`` with the bytes that follow a request; False if the socket closes before
+        that."""
         known = min(len(self._received), len(room))
         room[:known] = self._received[:known]
         del self._received[:known]
         return receive_into(self._link, room[known:])
 
     def _receive(self, nbytes: int) -> bool:
-        """Wait until so many bytes are there; returns False if the socket closes before that."""
         while len(self._received) < nbytes:
             self._selector.select()
             try:

@@ -1,9 +1,6 @@
-"""The identity of a run: all that decides its result, as far as it is known.
-
-Two runs with one identity do the same; of two with different ones it can be said what differs. Data
-has no digest: what a task reads beside its sources is not part of an identity, and pages that show
-one say so.
-"""
+"""The identity of a run: all that decides its result, as far as it is known. Two runs with one
+identity do the same. Data has no digest: what a task reads beside its sources is not part of an
+identity, and pages that show one say so."""
 
 import hashlib
 import platform
@@ -25,14 +22,8 @@ GONE = "gone"
 
 
 class RunIdentity(Struct, frozen=True):
-    """What decides the result of a run.
-
-    Attributes:
-        settings: the digest of its settings.
-        sources: the SHA-256 of each source file of its task, by path.
-        semantics: the digest of the behaviours that tapes of this version name.
-        versions: ddloco's, Python's, and those of the packages that can change arithmetic.
-    """
+    """What decides the result of a run: digests of its settings and of the behaviours that tapes
+    name, the SHA-256 of each source file of its task, by path, and versions."""
 
     settings: str
     sources: dict[str, str]
@@ -54,32 +45,19 @@ class RunIdentity(Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        """A line for pages."""
         digest = digest_of("".join(sorted(self.sources.values())))[:12]
         numbers = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         return f"task sources {digest}, {numbers}; the task's data has no digest"
 
 
 def identity_of(run: Path, settings: str) -> RunIdentity:
-    """The identity of a run that was recorded here and now.
-
-    Args:
-        run: its run folder, which keeps the sources.
-        settings: the digest of the settings.
-    """
     sources = of_the_user(kept_sources(run))
     return _identity(settings, {name: digest_of(text) for name, text in sources.items()})
 
 
 def identity_now(then: RunIdentity, task: str, settings: str) -> RunIdentity:
-    """The identity that a run like an earlier one would have: with the source files of that one as
-    they are now.
-
-    Args:
-        then: the identity of the earlier one.
-        task: as ``module:function``.
-        settings: the digest of the settings now.
-    """
+    """Return the identity that a run like an earlier one would have, with the source files as they
+    are now."""
     module = task.partition(":")[0]
     root = task_root(module, found_from(Path.cwd(), module))
     sources: dict[str, str] = {}
@@ -102,7 +80,6 @@ def digest_of(text: str) -> str:
 
 
 def versions_here() -> dict[str, str]:
-    """Return this machine's Python and the packages that can change arithmetic."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -42,12 +42,9 @@ def follow_global_step(schedule: Callable[[Any], Any]) -> optax.GradientTransfor
 
 
 def with_extra_arguments(optimizer: Any) -> optax.GradientTransformationExtraArgs:
-    """The optimizer as one whose update may be given extra arguments: they are passed on if its
-    update takes any, and else dropped.
-
-    optax decides by the type. ``optax.MultiSteps(...).gradient_transformation()`` has the type that
-    takes none, although its update hands them to the optimizer inside.
-    """
+    """Return the optimizer as one whose update may be given extra arguments, which are dropped if
+    it takes none. optax decides by the type: ``optax.MultiSteps(...).gradient_transformation()``
+    has the type that takes none, although its update hands them to the optimizer inside."""
     takes_any = any(
         each.kind is inspect.Parameter.VAR_KEYWORD
         for each in inspect.signature(optimizer.update).parameters.values()

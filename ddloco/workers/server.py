@@ -1,9 +1,6 @@
-"""Serves an actor's requests in the worker process, which has imported JAX. It needs jax.
-
-The fork server gives it a socket, shared memory, and an environment that is in its fingerprint. It
-ends when the socket closes, so it never outlives its actor. A learner may have several such
-processes; see ``group``.
-"""
+"""Serves an actor's requests in the worker process, which has imported JAX. It needs jax. It ends
+when the socket closes, so it never outlives its actor. A learner may have several such processes;
+see ``group``."""
 
 import contextlib
 import os
@@ -71,14 +68,12 @@ def fulfilled(trainer: Trainer, request: rpc.Request) -> rpc.Answer:
 
 
 def serve(own: "OwnProcess", trainer: Trainer) -> None:
-    """Answer requests until the actor closes the socket."""
     requests = rpc.RequestReader(own.link)
     while (request := requests.next()) is not None:
         own.send(fulfilled(trainer, request))
 
 
 def serve_as_first(own: "OwnProcess", trainer: Trainer, group: Group) -> None:
-    """Answer requests as rank 0 of several."""
     requests = rpc.RequestReader(own.link)
     while (request := requests.next()) is not None:
         group.tell(request)
@@ -105,12 +100,8 @@ def serve_as_other(trainer: Trainer, group: Group) -> int:
 
 
 class OwnProcess:
-    """This process, as its actor knows it; it may be one of several of a learner.
-
-    Args:
-        link: to the actor.
-        saying: see ``open_devices``; why the process ends is written there, too.
-    """
+    """This process, as its actor knows it; why it ends is written to ``saying``; see
+    ``open_devices``."""
 
     def __init__(self, link: socket.socket, saying: int) -> None:
         self.link = link
@@ -118,7 +109,6 @@ class OwnProcess:
         self._lock = threading.Lock()
 
     def tell(self, event: str, fields: dict[str, Any]) -> None:
-        """Have the actor log an event."""
         self.send(rpc.Told(event, fields))
 
     def send(self, answer: rpc.Answer) -> None:
@@ -143,12 +133,9 @@ class OwnProcess:
 
 
 def leave_signals_to_parent() -> None:
-    """Leave Ctrl-C, and a SIGTERM or SIGHUP to the whole process group, to the actor.
-
-    The signals have been blocked since before the fork server began (see ``forking``). They get
-    an empty handler instead of being ignored, so that child processes of user code have the usual
-    ones.
-    """
+    """Leave Ctrl-C, and a SIGTERM or SIGHUP to the whole process group, to the actor. The signals
+    have been blocked since before the fork server began. They get an empty handler instead of being
+    ignored, so that child processes of user code have the usual ones."""
     for number in FOR_ACTOR:
         if signal.getsignal(number) is signal.SIG_IGN:
             continue  # So it is for whatever this process starts, as by ``nohup``.
@@ -159,14 +146,7 @@ def leave_signals_to_parent() -> None:
 
 def serve_requests(fork: Fork, link: socket.socket, shared: Sequence[int], saying: int) -> int:
     """Be an actor's worker in this process, until the actor closes the socket; returns the exit
-    status.
-
-    Args:
-        fork: what the actor asked for.
-        link: requests come and answers go here.
-        shared: the descriptors of the actor's arena; -1 for a file that could not be created.
-        saying: see ``open_devices``.
-    """
+    status. A descriptor of the arena is -1 if its file could not be created."""
     leave_signals_to_parent()
     with contextlib.suppress(OSError):
         os.nice(fork.nice)

@@ -1,10 +1,6 @@
-"""Writes a learner's or a syncer's part of a snapshot.
-
-Only the state of a worker that trains is copied, once, between two steps: a learner's, and that of
-the coordinator of a data-parallel job. It is that after the step or update under way at the cut.
-Arrays that can be computed from others in the snapshot are left out: a syncer's ``wire/p/v`` from
-its ``theta/p/v``.
-"""
+"""Writes a learner's or a syncer's part of a snapshot. Only the state of a worker that trains is
+copied, once, between two steps, as it is after the step or update under way at the cut. Arrays that
+can be computed from others are left out: a syncer's ``wire/p/v`` from its ``theta/p/v``."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -51,15 +47,9 @@ Last = rpc.Trained | rpc.Updated | None
 class SnapshotWork(ActorCapture):
     """Writes the parts of one actor.
 
-    Args:
-        arrays: its arrays, with an arena.
-        process: its JAX worker process.
-        sink: where to write.
-
     Attributes:
         nbytes: size of a learner's whole state; 0 if it cannot be copied.
         trains: whether the worker has begun to train, and so has a state to save.
-        plan: how parameters are laid out; set once that is known.
     """
 
     def __init__(self, arrays: ArrayTable, process: WorkerProcess, sink: SnapshotSink) -> None:
@@ -141,11 +131,7 @@ class SnapshotWork(ActorCapture):
 
     async def warm(self) -> None:
         """Allocate the memory of the first copy in advance: writing to new pages takes several
-        times as long.
-
-        Raises:
-            WorkerDiedError: the process ended.
-        """
+        times as long."""
         if self.nbytes:
             region = self._arrays.shared.allocate(self.nbytes)
             await self._process.expect(rpc.Touch(rpc.span_of(region)), rpc.Ready)
@@ -181,20 +167,16 @@ class SnapshotWork(ActorCapture):
 
 
 class _LaterCopy:
-    """A copy that is asked for later."""
-
     def __init__(self, ask: Callable[[], Awaitable[rpc.Copied]]) -> None:
         self._ask = ask
         self._asked = trio.Event()
         self._answer: Awaitable[rpc.Copied] | None = None
 
     def ask(self) -> None:
-        """Ask for it now."""
         self._answer = self._ask()
         self._asked.set()
 
     async def made(self) -> rpc.Copied:
-        """Wait for the answer."""
         await self._asked.wait()
         assert self._answer is not None, "asked"
         return await self._answer
@@ -206,17 +188,14 @@ async def _refused(work: int, reason: str) -> Captured:
 
 
 def is_flat(handle: str) -> bool:
-    """Whether a handle stands for flat float32."""
     return handle.partition("/")[0] in FLAT
 
 
 def is_copied(handle: str) -> bool:
-    """Whether a handle stands for a host copy."""
     return handle.partition("/")[0] in COPIED
 
 
 def _wanted(handle: str) -> type[Any]:
-    """What a snapshot's reader takes a handle to stand for."""
     if handle.startswith(OUTER):
         return dict
     return HostCopy if is_copied(handle) else np.ndarray if is_flat(handle) else Payload

@@ -25,14 +25,9 @@ from transport import Bytes, Payload, Pieces, aligned, describe
 class StateTransfer(Doer):
     """Transfers the state of one actor.
 
-    Args:
-        arrays: its arrays, with an arena.
-        process: its JAX worker process.
-
     Attributes:
         nbytes: size of a learner's whole state, a multiple of the alignment; 0 if it cannot be
             copied or is not known yet.
-        piece_bytes: size of one piece of it.
     """
 
     def __init__(self, arrays: ArrayTable, process: WorkerProcess) -> None:
@@ -79,7 +74,6 @@ class StateTransfer(Doer):
 
     @does(InstallState)
     async def install(self, work: InstallState) -> StateInstalled:
-        """Have the worker install a state from its pieces."""
         pieces = [self._arrays.get(handle) for handle in work.pieces]
         whole = [each.region if isinstance(each, HostCopy) else each for each in pieces]
         lent: list[Region] = []
@@ -102,12 +96,8 @@ class StateTransfer(Doer):
         self._installed.clear()
 
     async def restore(self, state: Bytes, own: rpc.RestoredState) -> None:
-        """Have a new worker continue from its own state in a snapshot.
-
-        Raises:
-            WorkerRequestError: it cannot.
-            WorkerDiedError: the process ended.
-        """
+        """Have a new worker continue from its own state in a snapshot; ``WorkerRequestError`` if it
+        cannot."""
         if len(state) != self.nbytes:
             said = f"a state of {len(state)} bytes, here it has {self.nbytes}"
             raise WorkerRequestError(rpc.Failed("task", said))

@@ -1,8 +1,6 @@
-"""A stream's state as bytes, and back: plain data, as Python and numpy have it.
-
-Msgpack has whole numbers of 64 bits, and one kind of list. What it lacks is an extension: tuples,
-larger whole numbers (numpy's PCG64 has two of 128 bits) and arrays of numbers (MT19937 has one).
-"""
+"""A stream's state as bytes, and back: plain data, as Python and numpy have it. What msgpack lacks
+is an extension: tuples, whole numbers of more than 64 bits (numpy's PCG64 has two of 128 bits) and
+arrays of numbers (MT19937 has one)."""
 
 from typing import Any, cast
 
@@ -12,20 +10,15 @@ import numpy as np
 PLAIN = "numbers, text, bytes, lists, tuples, dicts, arrays of numbers"
 
 TUPLE, WHOLE, ARRAY = 1, 2, 3
-"""Codes of the extensions."""
 
 NUMBERS = "biufc"
 """The kinds of arrays: numpy's ``dtype.kind``."""
 
 
 def packed_position(state: Any) -> bytes:
-    """Return a stream's state as msgpack.
-
-    Raises:
-        TypeError: something in it is not plain data.
-        ValueError: it is nested too deep.
-        OverflowError: a text or list in it is too long.
-    """
+    """Return a stream's state as msgpack. Raises ``TypeError`` if something in it is not plain
+    data, ``ValueError`` if it is nested too deep, ``OverflowError`` if a text or list is too
+    long."""
     # Strict, so that tuples are told from lists.
     return cast("bytes", msgpack.packb(state, default=_extended, strict_types=True))
 
@@ -36,7 +29,6 @@ def unpacked_position(position: bytes) -> Any:
 
 
 def _extended(value: Any) -> Any:
-    """What takes the place of a value that msgpack does not have."""
     match value:
         case tuple():
             return msgpack.ExtType(TUPLE, packed_position([*value]))

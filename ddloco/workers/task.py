@@ -96,11 +96,8 @@ class Task(Protocol):
 
 
 def load_task(spec: str, options: Mapping[str, Any]) -> Task:
-    """Import `module:function`, call the function with `options`, and check what it returns.
-
-    Raises:
-        TaskError: with one line that names the module, the function or the missing method.
-    """
+    """Import `module:function`, call the function with `options`, and check what it returns;
+    ``TaskError`` names the module, the function or the missing method."""
     try:
         task = called("task", spec, options)
     except NamedError as error:
@@ -132,11 +129,7 @@ def takes(function: Any) -> tuple[str, ...]:
 
 
 def loss_takes(task: Task, spec: str) -> tuple[str, ...]:
-    """Which of ``EXTRAS`` the task's ``loss`` takes.
-
-    Raises:
-        TaskError: it cannot be called with parameters and batch, and these by name.
-    """
+    """Which of ``EXTRAS`` the task's ``loss`` takes; ``TaskError`` if it cannot be called so."""
     found = takes(task.loss)
     try:
         signature = inspect.signature(task.loss)
@@ -152,17 +145,8 @@ def loss_takes(task: Task, spec: str) -> tuple[str, ...]:
 
 
 def stream_of(task: Task, spec: str, *, batch: int | None, **known: int) -> Callable[..., Batches]:
-    """The task's ``batches``, with all but the shard given.
-
-    Args:
-        task: the task.
-        spec: its name in the job file, for messages.
-        batch: the size of a learner's batches, if it has its own.
-        known: ``shards`` and ``seed``.
-
-    Raises:
-        TaskError: the task's batches have one size only.
-    """
+    """Return the task's ``batches``, with all but the shard given; ``TaskError`` if a learner has
+    its own size of batches, and the task's have one size only."""
     if batch is None:
         return partial(task.batches, **known)
     if "batch" not in inspect.signature(task.batches).parameters:
@@ -172,11 +156,8 @@ def stream_of(task: Task, spec: str, *, batch: int | None, **known: int) -> Call
 
 
 def check_task_name(spec: str) -> None:
-    """Refuse the name of a task that its module does not define, before anything is started.
-
-    Raises:
-        TaskError: there is no such function.
-    """
+    """Refuse, with ``TaskError``, a task that its module does not define, before anything is
+    started."""
     try:
         check_function("task", spec)
     except NamedError as error:
@@ -184,15 +165,8 @@ def check_task_name(spec: str) -> None:
 
 
 def task_digest(spec: str, run_folder: Path | None = None) -> str:
-    """Return the SHA-256 in hexadecimal of the source file of the task's module.
-
-    Args:
-        spec: the task, as ``module:function``.
-        run_folder: which may keep the module; see ``kept_modules``.
-
-    Raises:
-        TaskError: there is no such module, or it has no source file.
-    """
+    """Return the SHA-256 in hexadecimal of the source file of the task's module, which the run
+    folder may keep; see ``kept_modules``. ``TaskError`` if there is none."""
     kept = kept_modules(run_folder, spec) if run_folder else None
     try:
         return source_digest("task", spec, kept)

@@ -1,13 +1,7 @@
-"""What a task reads from the environment, and what it writes there too late.
-
-Variables that user code reads until its task is prepared are in the tape's fingerprint, so that a
-replay in which one has another value says so first. A number is there as it is; of another value
-there is only a digest, since it may be a secret. ``[worker.env]`` and the variables that JAX reads
-are in the fingerprint anyway (``environment``).
-
-JAX reads its own variables when it is imported, which the fork server has done: one that a task
-sets in ``os.environ`` has no effect.
-"""
+"""What a task reads from the environment, and what it writes there too late. Variables that user
+code reads until its task is prepared are in the tape's fingerprint: a number as it is, of another
+value only a digest, since it may be a secret. JAX reads its own variables when it is imported,
+which the fork server has done: one that a task sets in ``os.environ`` has no effect."""
 
 import hashlib
 import os
@@ -42,11 +36,7 @@ SPELLINGS = {
 
 
 class WatchedEnvironment(os._Environ):  # type: ignore[type-arg]
-    """``os.environ`` that notes which variables user code reads.
-
-    Attributes:
-        read: name and first value of each, in the order of the reads.
-    """
+    """``os.environ`` that notes which variables user code reads, with the first value of each."""
 
     def __init__(self, known: Any) -> None:
         how = (known.encodekey, known.decodekey, known.encodevalue, known.decodevalue)
@@ -54,7 +44,6 @@ class WatchedEnvironment(os._Environ):  # type: ignore[type-arg]
         self.read: dict[str, str | None] = {}
 
     def __getitem__(self, key: str) -> str:
-        """The value of a variable."""
         value = None
         try:
             value = super().__getitem__(key)
@@ -81,7 +70,6 @@ def watch_environment() -> None:
 
 
 def what_was_read() -> dict[str, str]:
-    """The entries of a fingerprint for the variables that user code has read until now."""
     read = getattr(os.environ, "read", {})
     if len(read) > NAMES_MAX:
         return {}
@@ -93,7 +81,6 @@ def what_was_read() -> dict[str, str]:
 
 
 def _said(value: str | None) -> str:
-    """A value as a fingerprint has it."""
     if value is None:
         return UNSET
     if PLAIN.fullmatch(value):
@@ -102,15 +89,7 @@ def _said(value: str | None) -> str:
 
 
 def refuse_late_settings(task: str, before: dict[str, str]) -> None:
-    """Refuse a task that has set variables which JAX had read already.
-
-    Args:
-        task: as ``module:function``.
-        before: the variables before it was imported.
-
-    Raises:
-        TaskError: it names the variable, and what has an effect.
-    """
+    """Refuse, with ``TaskError``, a task that has set variables which JAX had read already."""
     for name in sorted(RECORDED):
         value = os.environ.get(name)
         key = name.lower()

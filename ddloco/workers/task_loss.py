@@ -18,18 +18,8 @@ NAME_CHARS_MAX = 64
 
 
 class TaskLoss:
-    """The loss of a batch.
-
-    A random key belongs to the batch: to its data shard, and its number in that.
-
-    Args:
-        task: the task.
-        spec: its name in the job file, for messages.
-        seed: the job's seed.
-
-    Raises:
-        TaskError: the loss takes other parameters than it would be given.
-    """
+    """The loss of a batch. A random key belongs to the batch: to its data shard, and its number in
+    that. ``TaskError`` if the loss takes other parameters than it would be given."""
 
     def __init__(self, task: Task, spec: str, seed: int) -> None:
         self._task = task
@@ -46,11 +36,8 @@ class TaskLoss:
     def __call__(
         self, params: Any, state: Any, batch: Any, number: Any, frozen: Any = None
     ) -> tuple[Any, tuple[Any, dict[str, Any]]]:
-        """The loss of the batch with this ``number``; the new state, and the task's own metrics.
-
-        Raises:
-            TaskError: the task's loss returns something else.
-        """
+        """Return the loss of the batch with this ``number``; the new state, and the task's own
+        metrics. ``TaskError`` if the task's loss returns something else."""
         extras: dict[str, Any] = {}
         if "key" in self._takes:
             of_shard = jax.random.fold_in(self._key, number[0])
@@ -77,7 +64,6 @@ class TaskLoss:
         return loss, (state, self._scalars(more[0]) if more else {})
 
     def _check_scalar(self, loss: Any) -> None:
-        """Check that a gradient can be taken of the loss."""
         try:
             shape, dtype = jnp.shape(loss), jnp.result_type(loss)
         except (TypeError, ValueError):
@@ -116,18 +102,8 @@ def value_and_gradient(loss: TaskLoss) -> Callable[..., Any]:
 def evaluated(
     spec: str, task: Any, params: Any, state: Any, frozen: Callable[[], Any]
 ) -> tuple[float, dict[str, float]] | None:
-    """The held-out loss and the other metrics of a model; None if the task has no ``evaluate``.
-
-    Args:
-        spec: the task's name in the job file, for messages.
-        task: the task.
-        params: the model's parameters.
-        state: its state.
-        frozen: returns the task's frozen arrays.
-
-    Raises:
-        TaskError: ``evaluate`` returned something else.
-    """
+    """Return the held-out loss and the other metrics of a model; None if the task has no
+    ``evaluate``. ``TaskError`` if it returned something else."""
     evaluate = getattr(task, "evaluate", None)
     if evaluate is None:
         return None
@@ -137,11 +113,8 @@ def evaluated(
 
 
 def held_out(spec: str, found: Any) -> tuple[float, dict[str, float]]:
-    """The held-out loss, and the other metrics, that ``evaluate`` returned.
-
-    Raises:
-        TaskError: it returned something else.
-    """
+    """Return the held-out loss, and the other metrics, that ``evaluate`` returned; else
+    ``TaskError``."""
     if not isinstance(found, dict):
         try:
             return float(found), {}
@@ -163,11 +136,7 @@ def said(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def check_metrics(spec: str, method: str, metrics: Any) -> None:
-    """Check that ``method`` of the task returned named scalars.
-
-    Raises:
-        TaskError: it returned something else.
-    """
+    """Check that ``method`` of the task returned named scalars; else ``TaskError``."""
     where = f"task {spec}: metrics of {method}"
     if not isinstance(metrics, dict):
         raise TaskError(f"{where}: {type(metrics).__name__}; want a dict of named numbers")

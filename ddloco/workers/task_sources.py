@@ -1,7 +1,5 @@
-"""The source files of a task: its module, and what it imports from its own folder.
-
-They are kept in the run folder (``RUN/source``), so that a changed line can be shown later.
-"""
+"""The source files of a task: its module, and what it imports from its own folder. They are kept in
+the run folder (``RUN/source``), so that a changed line can be shown later."""
 
 import difflib
 import hashlib
@@ -29,15 +27,9 @@ LINES_SHOWN_MAX = 6
 
 
 def sources_of(module_name: str) -> dict[str, str]:
-    """Return the source files that importing a task has loaded from the task's own folder.
-
-    Args:
-        module_name: the task's module, which has been imported.
-
-    Returns:
-        Their texts by path, relative to that folder, sorted. Files of installed packages other
-        than the task's own are left out.
-    """
+    """Return the texts of the source files that importing a task has loaded from the task's own
+    folder, by path relative to that, sorted, without installed packages other than the task's
+    own."""
     root = task_root(module_name, importlib.util.find_spec(module_name))
     if root is None:
         return {}
@@ -78,7 +70,6 @@ def task_root(module_name: str, spec: ModuleSpec | None) -> Path | None:
 
 
 def _loaded_from(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the modules loaded from a folder, with their files."""
     # A worker has thousands of modules from a few hundred folders, nearly all of them elsewhere.
     folders: dict[str, tuple[Path, bool]] = {}
     for name, module in list(sys.modules.items()):
@@ -112,10 +103,8 @@ def of_the_user(sources: Mapping[str, str]) -> dict[str, str]:
 
 
 def keep_sources(folder: Path, sources: Mapping[str, str]) -> None:
-    """Write source files into a run folder; those that are there already are left alone.
-
-    A file that cannot be written is left out: no job ends because of it.
-    """
+    """Write source files into a run folder; those that are there already are left alone. A file
+    that cannot be written is left out: no job ends because of it."""
     for name, text in sources.items():
         path = folder / SOURCE / PurePosixPath(name)
         with suppress(OSError):
@@ -126,11 +115,8 @@ def keep_sources(folder: Path, sources: Mapping[str, str]) -> None:
 
 def keep_received(folder: Path, sources: Mapping[str, str]) -> None:
     """Write source files that were received into a run folder, and mark them as those that this
-    user has let the run execute.
-
-    Raises:
-        ConfigError: the folder has other ones, or cannot be written.
-    """
+    user has let the run execute. ``ConfigError`` if the folder has other ones, or cannot be
+    written."""
     there = kept_sources(folder)
     if there and there != sources:
         [name, *_] = sorted(n for n in {*there, *sources} if there.get(n) != sources.get(n))
@@ -148,7 +134,6 @@ def keep_received(folder: Path, sources: Mapping[str, str]) -> None:
 
 
 def kept_sources(folder: Path) -> dict[str, str]:
-    """Return the source files that a run folder keeps, by relative path."""
     found: dict[str, str] = {}
     root = folder / SOURCE
     for path in sorted(root.rglob("*.py"))[:FILES_MAX]:
@@ -159,13 +144,9 @@ def kept_sources(folder: Path) -> dict[str, str]:
 
 
 def kept_modules(run_folder: Path, task: str) -> KeptModules | None:
-    """The modules that may be imported from the source that a run folder keeps; None if there are
-    none: those that this user has let the run execute, or the one that is named after its text.
-
-    Args:
-        run_folder: the run folder.
-        task: the job's task.
-    """
+    """Return the modules that may be imported from the source that a run folder keeps; None if
+    there are none: those that this user has let the run execute, or the one that is named after its
+    text."""
     root = run_folder / SOURCE
     pinned = pinned_file(root, task)
     if pinned is not None:

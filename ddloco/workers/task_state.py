@@ -1,11 +1,8 @@
-"""A task's state: what is carried from step to step beside the parameters, and is not trained.
-
-Its floating-point leaves (batch statistics, moving averages) are *merged*: they are part of the
-fragments, and the global model has their average. Its other leaves (counters, random keys) are
-*local*: each learner has its own, which travels with its optimizer's moments, in snapshots and to
-a learner that returns. A random key is stored as its numbers. Local leaves that are one whole
-number are *counters*: learners tell them, and the model is evaluated with those of a learner.
-"""
+"""A task's state: what is carried from step to step beside the parameters, and is not trained. Its
+floating-point leaves are *merged*: part of the fragments, averaged. The others are *local*: each
+learner has its own, which travels with its optimizer's moments; a random key is stored as its
+numbers. Local leaves that are one whole number are *counters*: learners tell them, and the model is
+evaluated with those of a learner."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,16 +17,8 @@ from ddloco.job.protocol.messages import COUNTERS_MAX
 
 
 class StateLayout:
-    """How a state is divided into merged and local leaves.
-
-    Args:
-        shapes: the state's tree, of anything with shape and dtype; an empty tree if there is none.
-
-    Attributes:
-        names: the merged leaves' names in the fragments.
-        merged: the merged leaves, as in ``shapes``.
-        local: the shapes of the local leaves as they are stored.
-    """
+    """How a state is divided into merged and local leaves; ``shapes`` is an empty tree if there is
+    none."""
 
     def __init__(self, shapes: Any) -> None:
         paths, self._tree = jax.tree_util.tree_flatten_with_path(shapes)
@@ -46,12 +35,10 @@ class StateLayout:
         self.local = jax.eval_shape(self.local_of, shapes)
 
     def merged_of(self, state: Any) -> list[Any]:
-        """The merged leaves of a state."""
         leaves = jax.tree.leaves(state)
         return [leaf for leaf, merges in zip(leaves, self._merges, strict=True) if merges]
 
     def local_of(self, state: Any) -> list[Any]:
-        """The local leaves of a state, as they are stored."""
         rows = zip(jax.tree.leaves(state), self._merges, self._keys, strict=True)
         return [
             leaf if key is None else jax.random.key_data(leaf)
@@ -74,7 +61,6 @@ class StateLayout:
         return jax.tree.unflatten(self._tree, leaves)
 
     def joined(self, merged: Sequence[Any], local: Sequence[Any]) -> Any:
-        """The state of these leaves."""
         parts, others = iter(merged), iter(local)
         leaves: list[Any] = []
         for merges, key in zip(self._merges, self._keys, strict=True):

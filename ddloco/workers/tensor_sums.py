@@ -1,10 +1,7 @@
-"""A check sum of each tensor after a step, computed where the tensors are.
-
-On a GPU or a mesh it is a program of its own, so that the step is compiled as it would be without
-it. Sums of whole numbers do not depend on the order in which a device adds them. Tensors of a CPU
-that are not divided are read in place: XLA's reduction of whole numbers takes three to five times
-as long there.
-"""
+"""A check sum of each tensor after a step, computed where the tensors are: on a GPU or a mesh by a
+program of its own, so that the step is compiled as it would be without it. Sums of whole numbers do
+not depend on the order. Tensors of a CPU that are not divided are read in place: XLA's reduction of
+whole numbers takes three to five times as long there."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,13 +20,9 @@ PLACE, BITS = 0x85EBCA6B, 0x9E3779B1
 
 
 def summing(everywhere: dict[str, Any]) -> Callable[[Sequence[Any]], Callable[[], bytes]]:
-    """What begins to compute the sums of tensors, and returns what waits for them: 4 bytes of each
-    in little-endian order, as on a tape.
-
-    Args:
-        everywhere: the arguments of ``jax.jit`` for results that every device has; empty if the
-            tensors are on one device.
-    """
+    """Return what begins to compute the sums of tensors, and returns what waits for them: 4 bytes
+    of each in little-endian order, as on a tape. ``everywhere`` is empty if the tensors are on one
+    device."""
     if not everywhere and jax.devices()[0].platform == "cpu":
         return lambda tensors: partial(host_sums, tensors)
     program = jax.jit(partial(tensor_sums, divided=bool(everywhere)), **everywhere)
@@ -49,16 +42,10 @@ def host_sums(tensors: Sequence[Any]) -> bytes:
 
 
 def tensor_sums(tensors: Sequence[Any], *, divided: bool = False) -> Any:
-    """Return 32 bits of each tensor, as an array on its devices.
-
-    Each word is mixed with its place and then added. A tensor of which one word differs has another
-    sum; of two that differ in more, one pair in 2**32 has the same.
-
-    Args:
-        tensors: the tensors.
-        divided: whether they may be divided among devices, and must not be gathered. The sums are
-            the same; on one device they take a sixth longer.
-    """
+    """Return 32 bits of each tensor, as an array on its devices. Each word is mixed with its place
+    and then added. A tensor of which one word differs has another sum; of two that differ in more,
+    one pair in 2**32 has the same. If tensors may be ``divided`` and must not be gathered, the sums
+    are the same, and on one device take a sixth longer."""
     return jnp.stack([_sum(each, divided) for each in tensors])
 
 
@@ -82,5 +69,4 @@ def _places(shape: tuple[int, ...]) -> Any:
 
 
 def packed(sums: Any) -> bytes:
-    """Return the sums as on a tape: ``TENSOR_DIGEST_BYTES`` each, in little-endian order."""
     return np.asarray(sums).astype("<u4").tobytes()

@@ -1,8 +1,6 @@
-"""The JAX worker's state: one task, one model, one step at a time. It needs jax.
-
-It is deterministic: the same requests give the same bytes. Only the modules whose docstrings say
-that they need jax import it, all in this folder.
-"""
+"""The JAX worker's state: one task, one model, one step at a time. It needs jax, as only the
+modules of this folder do that say so. It is deterministic: the same requests give the same
+bytes."""
 
 import contextlib
 import math
@@ -85,7 +83,6 @@ DOES: dict[type, str] = {
     rpc.Update: "the optimizer",
     rpc.Score: "evaluate()",
 }
-"""What a request makes the worker do, for people who wait for it."""
 
 
 class CorruptionError(Exception):
@@ -104,8 +101,7 @@ class Given(NamedTuple):
 
 @dataclass(slots=True)
 class StepUnderWay:
-    """A step from its batch to its result: what it is given, the batch as it was drawn with its
-    digest, its loss and the task's metrics, which may still be computed, and the batch's tokens.
+    """A step from its batch to its result, which may still be computed.
 
     Attributes:
         data_s: how long, in seconds, the device waited for its batch and the next one.
@@ -135,8 +131,6 @@ def _has_bytes(leaf: Any) -> bool:
 
 
 class Trainer:
-    """The task's parameters, optimizer state and data, and the operations on them."""
-
     def __init__(
         self,
         arena: ArenaView | OtherArena,
@@ -149,12 +143,10 @@ class Trainer:
         self._arena = arena
         self._group = group
         self._tell = tell
-        """Writes an event with its fields to the actor's log."""
         self._watch = CallWatch(tell)
         self._saying = saying
         """Where standard error goes while the devices are opened; see ``open_devices``."""
         self._compiles_ahead = compiles_ahead
-        """Whether the step is compiled before it runs, if that is asked for."""
         self._compiling: threading.Thread | None = None
         self._plan: FragmentPlan | None = None
         self._params: Any = None
@@ -168,13 +160,11 @@ class Trainer:
         self._tried = False
         """Whether the first step has been run twice to check that it is deterministic."""
         self._sound = False
-        """Whether a step has succeeded."""
         self._spoilt = False
         self._last: rpc.Trained | None = None
         self._short = False
         """Whether the last step's cursor lacks a stream's large position."""
         self._updated = 0
-        """The global step of the last ``Update``; 0 before the first."""
         self._streams: dict[int, ShardStream] = {}
         """The open streams, by data shard; one, unless the job has ``job.shards``."""
         self._turn = 0
@@ -204,7 +194,6 @@ class Trainer:
         return self._retry_s if self.was_sound(request) else 0.0
 
     def answer(self, request: rpc.Request) -> rpc.Answer:
-        """Fulfil one request."""
         with self._watch.during(DOES.get(type(request), "a copy")):
             return self._answer(request)
 
@@ -320,7 +309,6 @@ class Trainer:
         return task
 
     def _optimizer_of(self, request: rpc.Prepare) -> Any:
-        """The task's own optimizer, or the one of ``[inner]``."""
         make = getattr(self._task, "optimizer", None)
         if make is not None:
             return with_extra_arguments(make())
@@ -328,7 +316,6 @@ class Trainer:
         return with_extra_arguments(with_schedule(inner_optimizer(inner), inner, request.steps))
 
     def _lay_moments(self) -> None:
-        """Decide where the optimizer's state lies."""
         try:
             self._opt_shapes = jax.eval_shape(self._optimizer.init, self._params)
         except Exception:  # noqa: BLE001, with such an optimizer the state cannot be transferred
@@ -415,10 +402,8 @@ class Trainer:
 
     def _compile_ahead(self) -> None:
         """Trace and compile the step in a thread, from the first batch and the shapes of everything
-        else. The batch is drawn here: a stream may want to be used in one thread only.
-
-        What user code raises meanwhile it will raise again in the step itself.
-        """
+        else. The batch is drawn here: a stream may want to be used in one thread only. What user
+        code raises meanwhile it will raise again in the step itself."""
         with contextlib.suppress(Exception):
             batch = self._batches.draw_ahead()
             if batch is None:
@@ -492,7 +477,6 @@ class Trainer:
         )
 
     def _drawn(self, t: Any, retry_s: float) -> "StepUnderWay":
-        """Draw the batch of the next step. Global step ``t`` is for schedules."""
         asked_at = time.monotonic()
         with self._watch.during("next()"):
             batch, number = self._draw(retry_s)
@@ -546,13 +530,10 @@ class Trainer:
     def _draw_ahead(
         self, steps: Sequence["StepUnderWay"], data: FromShard | None, *, waits: bool
     ) -> None:
-        """Draw the next batch while the device computes the last one of ``steps``, and wait for
-        the device if there is nothing else to do. Notes for how long the device waited for the
-        batch.
-
+        """Draw the next batch while the device computes the last one of ``steps``, and wait for the
+        device if there is nothing else to do. Notes for how long the device waited for the batch.
         If it is done by then, it is not known since when: it needs as long as the last time that it
-        was not.
-        """
+        was not."""
         last, drawing_at = steps[-1], time.monotonic()
         coming = self._turn if data is None else data.held[1 % len(data.held)]
         if coming in self._streams:
@@ -572,13 +553,11 @@ class Trainer:
         return self._streams[self._turn].data
 
     def _draw(self, retry_s: float) -> tuple[Any, Any]:
-        """The next batch, and its number if the loss takes a key."""
         batch, stream = self._batches.next(retry_s), self._streams[self._turn]
         stream.used += 1
         return batch, self._loss.number(self._turn, stream.used)
 
     def _cursor(self, position: bytes) -> bytes:
-        """The positions of stream and schedules."""
         if self._count_places is None:
             self._count_places = count_places(self._opt_state)
         return pack_cursor(position, counts_at(self._opt_state, self._count_places))
@@ -591,7 +570,6 @@ class Trainer:
         return self._last
 
     def _open(self, shard: int) -> None:
-        """Open the stream of a data shard at its beginning."""
         stream = self._stream(shard=shard)
         self._streams[shard] = ShardStream(DataStream(self._name, stream, copied_batch, self._tell))
 
@@ -618,7 +596,6 @@ class Trainer:
             self._batches.draw_again(count)
 
     def _go_to(self, own: rpc.RestoredState) -> None:
-        """Open all streams of this worker's own state at their places."""
         last, _ = _last_of(own)
         cursor = last.cursor if last is not None else b""
         for at, (shard, used, place) in reversed([*enumerate(own.shards)]):
@@ -630,7 +607,6 @@ class Trainer:
             self._leave_out(own.drawn, cursor)
 
     def _tokens(self, batch: Any) -> int:
-        """The number of tokens that the batch trains on, from the task."""
         found = self._task.tokens(batch)
         try:
             tokens = int(found)
@@ -721,10 +697,8 @@ class Trainer:
         self, given: "Given", request: rpc.Train, made_again: Callable[[], Any] | None
     ) -> dict[Named, bytes]:
         """Run the first step, restore the state before it, and return the digests of the result.
-
         What was installed or overwritten since the last step is read again, and a state of the
-        optimizer that can be ``made_again`` is made: only the rest is saved on the host.
-        """
+        optimizer that can be ``made_again`` is made: only the rest is saved on the host."""
         leaves, installed = self._leaves(), self._installed
         replaced = [each for each in request.overwrites if each.replaces]
         for each in replaced:
@@ -787,12 +761,9 @@ class Trainer:
     def _compared(
         self, once: dict[Named, bytes], twice: dict[Named, bytes], step: int, *, first: bool
     ) -> str:
-        """What differs between two runs of a step, and where; empty if nothing does.
-
-        Raises:
-            TaskError: it is the first step, so the task is not deterministic.
-            CorruptionError: the machine has computed wrongly, and is not to be used any more.
-        """
+        """Return what differs between two runs of a step, and where; empty if nothing does.
+        ``TaskError`` if it is the first step; ``CorruptionError`` if the machine has computed
+        wrongly, and is not to be used any more."""
         if first:
             self._check_same(once, twice)
         found = difference(once, twice)
@@ -884,7 +855,6 @@ class Trainer:
             leaves[index] = self._placement.put(view, self._placement.leaves[index])
 
     def _read_in(self, span: rpc.Span) -> list[Any]:
-        """Read everything that is in fragments: of a model or of a gradient."""
         return self._read_leaves(self._arena.region(span.offset, span.nbytes))
 
     def _read_leaves(self, source: Bytes | Pieces) -> list[Any]:
@@ -929,7 +899,6 @@ def _named(what: str, names: Sequence[str], arrays: Sequence[Any]) -> list[tuple
 
 
 def copied_batch(batch: Any) -> Any:
-    """A batch with copies of its numpy arrays."""
     return jax.tree.map(
         lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
     )

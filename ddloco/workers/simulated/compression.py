@@ -22,13 +22,6 @@ DIFFERENCE = -1
 
 
 class SimulatedCompression:
-    """The arithmetic of one actor's differences.
-
-    Args:
-        job: what is trained.
-        incarnation: the actor's incarnation.
-    """
-
     def __init__(self, job: Job, incarnation: str) -> None:
         self._settings = job.compress
         self._seed = f"{job.job.seed}/{incarnation}"
@@ -49,7 +42,6 @@ class SimulatedCompression:
         return held + read, read
 
     def summed(self, work: SumContributions, directions: F32) -> F32:
-        """A relay's sum as the syncer will read it."""
         return self._rounded(directions, self._settings.up, work.out)
 
     def _rounded(self, values: F32, form: Format, what: str) -> F32:

@@ -19,8 +19,6 @@ from replay import TapeHeader
 
 @dataclass
 class _Contents(MutableMapping[str, Any]):
-    """A replay's arrays, with the mapping interface that ``SimulatedWork`` expects."""
-
     arrays: ArrayTable
 
     def __getitem__(self, handle: str) -> Any:
@@ -40,8 +38,6 @@ class _Contents(MutableMapping[str, Any]):
 
 
 class SimulatedWorkExecutor:
-    """Does the work of one actor as the simulation did it."""
-
     def __init__(
         self, job: Job, header: TapeHeader, arrays: ArrayTable, fragment_memory: FragmentMemory
     ) -> None:
@@ -55,12 +51,10 @@ class SimulatedWorkExecutor:
         self._contents = _Contents(arrays)
 
     async def prepare(self) -> rpc.Prepared:
-        """The model's tensors, and the fingerprint on the tape."""
         await trio.lowlevel.checkpoint()
         return rpc.Prepared(self._leaves, self._fingerprint)
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
-        """Do one piece of work; it begins before this returns."""
         self._simulated_work.begin(work, self._contents)
         return self._do(work)
 
@@ -71,9 +65,7 @@ class SimulatedWorkExecutor:
         return self._simulated_work.do(work, self._contents)
 
     def merge_apart(self, work: MergeFragment) -> tuple[FragmentMerged, Any]:
-        """Compute a merge whose result is stored nowhere; returns its new parameters."""
         return self._simulated_work.merge_apart(work, self._contents)
 
     def settle(self, result: WorkResult) -> None:
-        """A result equals the recorded one: store its merge, if it is one."""
         self._simulated_work.settle(result)

@@ -20,15 +20,12 @@ State = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class CapturedPart:
-    """What one actor wrote: frozen state, the contents of handles, and its worker's state."""
-
     frozen: bytes
     contents: dict[str, "Content"]
     worker: State | None = None
 
     @property
     def name(self) -> str:
-        """A digest of the whole contents, in hexadecimal."""
         digest = xxhash.xxh3_128(self.frozen)
         for handle, content in self.contents.items():
             digest.update(handle.encode() + content.digest)
@@ -44,17 +41,14 @@ class SnapshotMemory:
     committed: dict[str, CommitSnapshot] = field(default_factory=dict[str, CommitSnapshot])
 
     def write(self, part: CapturedPart) -> str:
-        """Add a part; returns its name."""
         name = part.name
         self.parts[name] = part
         return name
 
 
 class SnapshotCapture(Doer):
-    """One actor's snapshot work.
-
-    If a step is running at the cut, the snapshot contains the worker's state at the end of it.
-    """
+    """One actor's snapshot work; if a step is running at the cut, it has the worker's state at the
+    end of that."""
 
     def __init__(self, snapshots: SnapshotMemory) -> None:
         self.snapshots = snapshots
@@ -66,11 +60,9 @@ class SnapshotCapture(Doer):
     def begin(
         self, work: Work, contents: Mapping[str, "Content"], state: Callable[[], State]
     ) -> None:
-        """Work has been requested; captures the worker's state if no step is running.
-
+        """Note that work has been requested; captures the worker's state if no step is running.
         Arrays are looked up now: the replay of a snapshot that failed does not wait for the work,
-        and the handles may be released before it is done.
-        """
+        and the handles may be released before it is done."""
         if isinstance(work, CaptureState | CaptureFlight):
             self._held[work.work] = {handle: contents[handle] for handle in work.handles}
         if isinstance(work, RunStep):
@@ -88,26 +80,22 @@ class SnapshotCapture(Doer):
         self._awaited.clear()
 
     def ready(self, work: Work) -> bool:
-        """Whether work can be done: not while it waits for the end of a step."""
         return not isinstance(work, CaptureState) or work.work in self._states
 
     # The contents were looked up when the work began.
 
     @does(CaptureState)
     def state(self, work: CaptureState, _: Mapping[str, "Content"]) -> Captured:
-        """Write the actor's state at the cut, the arrays that it held, and its worker's state."""
         held = self._held.pop(work.work)
         part = CapturedPart(work.state, held, self._states.pop(work.work))
         return Captured(work.work, self.snapshots.write(part))
 
     @does(CaptureFlight)
     def flight(self, work: CaptureFlight, _: Mapping[str, "Content"]) -> Captured:
-        """Write the messages that were in flight, and their arrays."""
         part = CapturedPart(work.messages, self._held.pop(work.work))
         return Captured(work.work, self.snapshots.write(part))
 
     @does(CommitSnapshot)
     def commit(self, work: CommitSnapshot, _: Mapping[str, "Content"]) -> Committed:
-        """Complete the snapshot."""
         self.snapshots.committed[work.snapshot] = work
         return Committed(work.work)

@@ -1,10 +1,7 @@
-"""The work of simulated actors: the contents of handles, and the results of work.
-
-It is deterministic and needs no JAX: the same work on the same contents gives the same result, in a
-simulation and in the replay of its tape. Every content describes what a real array would hold
-(``what``), so that a wrong, missing or freed one is detected. With ``arithmetic`` it also has
-numbers: small tensors that drift towards a target, merged by the same kernel as in real jobs.
-"""
+"""The work of simulated actors: the contents of handles, and the results of work, without JAX.
+Every content describes what a real array would hold (``what``), so that a wrong, missing or freed
+one is detected. With ``arithmetic`` it also has numbers: small tensors that drift towards a target,
+merged by the same kernel as in real jobs."""
 
 import math
 import struct
@@ -77,10 +74,8 @@ ELEMENTS = 16
 """Elements of a simulated tensor: one cache line, so that layouts need no padding."""
 
 TOKENS = 8
-"""Tokens in a simulated batch."""
 
 PIECES = 3
-"""Pieces of a simulated state."""
 
 PIECE = "piece"
 
@@ -95,7 +90,6 @@ SHARD_BITS = 64
 
 
 def shard_and_number(batch: bytes) -> tuple[int, int]:
-    """The data shard of a batch, and the batch's number in that."""
     return divmod(int.from_bytes(batch, "little"), 1 << SHARD_BITS)
 
 
@@ -107,14 +101,10 @@ def leaves_of(tensors: int) -> tuple[Leaf, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a handle refers to: a description, and with ``arithmetic`` the numbers.
-
-    ``what`` is (fragment, version, steps since, step). For a global fragment the last two are 0; a
-    copy of all parameters, on older tapes, has one (version, steps) per fragment. ``wrong`` names
-    how the numbers were corrupted; only checks read it. ``owed`` is the norm of the residual in a
-    compressed contribution, where a corrupted one has left that; only checks read this, too. What
-    an outer optimizer keeps is a ``state`` in place of an array.
-    """
+    """What a handle refers to: a description, and with ``arithmetic`` the numbers. ``what`` is
+    (fragment, version, steps since, step); a copy of all parameters, on older tapes, has one
+    (version, steps) per fragment. Only checks read ``wrong``, how the numbers were corrupted, and
+    ``owed``, the norm of the residual that a corrupted contribution has left."""
 
     what: tuple[Any, ...]
     array: F32 | None = None
@@ -157,16 +147,7 @@ class FragmentMemory:
 
 
 class SimulatedWork(Doer):
-    """Does the work of one simulated actor.
-
-    Args:
-        job: what is trained; the numbers depend on its seed and names.
-        incarnation: the actor's incarnation.
-        plan: how the parameters are split into fragments.
-        arithmetic: whether there are numbers.
-        fragment_memory: where a syncer stores its merges.
-        snapshots: where snapshots are stored.
-    """
+    """Does the work of one simulated actor; the numbers depend on the job's seed and names."""
 
     def __init__(
         self,
@@ -202,7 +183,8 @@ class SimulatedWork(Doer):
         self._doers = doers(self, self.capture)
 
     def settle(self, result: WorkResult) -> None:
-        """A result is about to be reported: store a merge for the actor's next incarnation."""
+        """Store the merge of a result that is about to be reported for the actor's next
+        incarnation."""
         if isinstance(result, FragmentMerged) and result.work in self._unsettled:
             merge = self._unsettled.pop(result.work)
             self._fragment_memory.kept[merge[0].fragment] = merge
@@ -226,11 +208,9 @@ class SimulatedWork(Doer):
             self._copies[work.work] = Content(what, array)
 
     def do(self, work: Work, contents: Contents) -> WorkResult:
-        """Do one piece of work now; the result is stored among the contents."""
         return self._doers[type(work)](work, contents)
 
     def _state(self) -> tuple[Any, ...]:
-        """The whole state of the worker."""
         params = self._params.tobytes() if self._arithmetic else b""
         return tuple(self._device), tuple(sorted(self._drawn.items())) or self._batch, params
 
@@ -432,7 +412,6 @@ class SimulatedWork(Doer):
     def merge_apart(
         self, work: MergeFragment, contents: Contents
     ) -> tuple[FragmentMerged, "Content"]:
-        """Compute a merge whose result is stored nowhere; returns its new parameters."""
         event, made = self._compute_merge(work, contents)
         return event, made[0]
 
@@ -572,7 +551,6 @@ class SimulatedWork(Doer):
 
 
 def _sums(work: MergeFragment, contents: Contents) -> list[SummedFragment]:
-    """The sums of relays among the inputs of a merge."""
     found: list[SummedFragment] = []
     for handle, told in work.sums.items():
         directions = contents[handle].array
