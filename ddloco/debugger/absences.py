@@ -1,8 +1,6 @@
-"""In how many merges a learner is, from which it was absent, and what kept it away.
-
-Absences in a row are one span with one cause. What is said at a single merge is often the
-consequence: who was silent for ten seconds holds an old version when it is back.
-"""
+"""In how many merges a learner is, from which it was absent, and what kept it away. Absences in a
+row are one span with one cause. What is said at a single merge is often the consequence: who was
+silent for ten seconds holds an old version when it is back."""
 
 import re
 from collections import Counter
@@ -26,9 +24,6 @@ class Span(Struct, frozen=True):
 
     Attributes:
         first: the global step of the first one.
-        last: of the last one.
-        merges: how many there are.
-        reason: what kept it away, in words.
         event: the syncer's event that decided that; empty if it was before the tape begins.
     """
 
@@ -39,7 +34,6 @@ class Span(Struct, frozen=True):
     event: str
 
     def line(self) -> str:
-        """Return it in words."""
         which = f"merge {self.first}"
         if self.merges > 1:
             which = f"merges {self.first} to {self.last} ({self.merges} in a row)"
@@ -50,11 +44,7 @@ class Absences(Struct, frozen=True):
     """A learner and the merges of a run.
 
     Attributes:
-        learner: its name, of all incarnations.
-        present: how many merges it is in.
-        merges: how many there are.
         before: how many were done before the first that it is in; all, if it is in none.
-        spans: the absences, in order.
     """
 
     learner: str
@@ -75,7 +65,6 @@ class Absences(Struct, frozen=True):
 
 
 def absences_of(run: RecordedJob, names: Iterable[str] = ()) -> list[Absences]:
-    """Return the absences of the learners of a run, or of those that are named."""
     merges = sorted(run.merges(), key=lambda each: each.t)
     there = [{actor_of(each.learner) for each in merge.contributions} for merge in merges]
     return [_of(merges, there, name) for name in names or run.job.learner_names()]
@@ -94,7 +83,6 @@ def _of(merges: Sequence[Merge], there: Sequence[set[str]], name: str) -> Absenc
 
 
 def weight_in(merge: Merge, name: str) -> float | None:
-    """Return the weight of a learner in a merge; None if it is not in it."""
     found = (each for each in merge.contributions if actor_of(each.learner) == name)
     return next((each.weight for each in found), None)
 

@@ -1,11 +1,6 @@
 """What a recorded run computed, by meaning: so that two runs can be compared that were timed
-differently.
-
-Event numbers and times differ between any two live runs. What can be compared is a learner's batch,
-its inner step, what was installed before it, the parameters that it gave, a contribution to a
-merge, and a merge. Each of these is an *item* with a key that both runs share, its content, and the
-items that it was computed from.
-"""
+differently. What both share is an *item*, such as an inner step or a merge, with a key that both
+runs share, its content, and the items that it was computed from."""
 
 import struct
 import sys
@@ -33,8 +28,6 @@ class Key(NamedTuple):
     """What an item is.
 
     Attributes:
-        kind: a batch, an inner step, what was installed before it, the update of its parameters, a
-            contribution, a merge; or, of any program, an event or a computation.
         who: the learner's incarnation; for a merge its fragment, as ``fragment 3``; for a
             computation its function and a digest of its inputs.
         number: the inner step; for a contribution and a merge the global step; of an event its
@@ -46,7 +39,6 @@ class Key(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        """Return it in words."""
         match self.kind:
             case "batch":
                 return f"the batch of inner step {self.number} of {self.who}"
@@ -70,11 +62,8 @@ class Item(NamedTuple):
     """One item.
 
     Attributes:
-        actor: whose event shows it.
-        at: the number of that event.
         decided: what arrival times and pacing decide: who takes part, which versions, which step.
         computed: what came out: bits of a loss, weights, digests.
-        causes: the items that it was computed from.
         tensors: of an update, a contribution or a merge, the names of its tensors, and their
             digests, if they are on the tape.
     """
@@ -88,12 +77,10 @@ class Item(NamedTuple):
 
     @property
     def event(self) -> str:
-        """The event that shows it, as ``syncer.1:540``."""
         return f"{self.actor}:{self.at}"
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """All that must be equal."""
         return self.decided, self.computed
 
 
@@ -101,11 +88,7 @@ class Alignment:
     """All items of a run.
 
     Attributes:
-        compared: what the items are, in words.
-        items: by key.
-        losses: per learner's incarnation, the loss of each inner step.
         held_out: the held-out loss of the final model; None if it is not on the tapes.
-        notes: what could not be compared, in words.
     """
 
     compared = ""
@@ -118,8 +101,6 @@ class Alignment:
 
 
 class AlignedRun(Alignment):
-    """All items of a run of a job."""
-
     compared = "batches, losses, updates, installed fragments, contributions and merges"
 
     def __init__(self, run: RecordedJob, merges: Iterable[Merge] | None = None) -> None:
@@ -143,12 +124,10 @@ class AlignedRun(Alignment):
                     self.held_out = event.loss
 
     def _steps(self, run: RecordedJob, learner: str) -> Iterator[tuple[Key, Item]]:
-        """Yield a learner's steps, each after what was installed before it.
-
-        A step begins when the one before it is finished, and takes every fragment that has arrived
-        by then; when the first one begins is asked of the machine. A batch follows from the one
-        before it alone, however the run was timed.
-        """
+        """Yield a learner's steps, each after what was installed before it. A step begins when the
+        one before it is finished, and takes every fragment that has arrived by then; when the first
+        one begins is asked of the machine. A batch follows from the one before it alone, however
+        the run was timed."""
         asked = run.first_step(learner)
         begun = asked.number if asked is not None else run.tapes[learner].events
         losses = self.losses.setdefault(learner, {})
@@ -199,7 +178,6 @@ class AlignedRun(Alignment):
                 installed, arrived = arrived, []
 
     def _items_of(self, merge: Merge, before: Key | None) -> Iterator[tuple[Key, Item]]:
-        """Yield the contributions to a merge, then the merge."""
         causes: list[Key] = []
         for each in (*merge.contributions, *merge.refused):
             key = Key("contribution", each.learner, merge.t)
@@ -234,12 +212,9 @@ def _merge_key(fragment: int, t: int) -> Key:
 
 
 def first_differences(one: Mapping[Key, Item], other: Mapping[Key, Item]) -> list[Key]:
-    """Return the items that differ although all that they were computed from is equal, by key.
-
-    An item that only one of the runs has differs from nothing. What an item was computed from may
-    be another set in the other run, and the causes of both runs together may go round in a circle;
-    where no item is left then, those of the first run decide.
-    """
+    """Return the items that differ although all that they were computed from is equal, by key. An
+    item that only one of the runs has differs from nothing. The causes of both runs together may go
+    round in a circle; where no item is left then, those of the first run decide."""
     differing = {
         key for key, item in one.items() if key in other and item.content != other[key].content
     }
@@ -250,11 +225,9 @@ def first_differences(one: Mapping[Key, Item], other: Mapping[Key, Item]) -> lis
 
 
 def _parted_later(items: Mapping[Key, Item], differing: set[Key]) -> set[Key]:
-    """Return the inner steps, the updates and the events after a difference.
-
-    A small difference of parameters may be rounded away in the loss of a step, and show only in the
-    loss of a later one; the parameters differ all the time. So does the state of an actor.
-    """
+    """Return the inner steps, the updates and the events after a difference. A small difference of
+    parameters may be rounded away in the loss of a step, and show only in the loss of a later one;
+    the parameters differ all the time. So does the state of an actor."""
     parted: set[Key] = set()
     for key, item in items.items():  # A learner's steps are in order, and events in a causal one.
         if key.kind in {"step", "update", "event"} and any(

@@ -1,7 +1,5 @@
-"""The Python interface to recorded runs: ``ddloco.open("runs/first")``.
-
-Nothing is executed but machines, until arrays are asked for.
-"""
+"""The Python interface to recorded runs: ``ddloco.open("runs/first")``. Nothing is executed but
+machines, until arrays are asked for."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -70,7 +68,6 @@ class Run:
         _ = self.recorded  # Tapes that cannot be read are reported now.
 
     def __repr__(self) -> str:
-        """Return what it is, on one line."""
         tapes = self.recorded.tapes.values()
         events = sum(each.events - each.header.after for each in tapes)
         gaps = f", {len(self.gaps)} gaps" if self.gaps else ""
@@ -83,7 +80,6 @@ class Run:
 
     @property
     def _training(self) -> RecordedJob:
-        """The tapes of a job, for what only a job has: steps, merges, losses."""
         return job_in(self.recorded)
 
     @property
@@ -259,7 +255,6 @@ class Position:
         self.failure = step.failure
 
     def __repr__(self) -> str:
-        """Return the event in words."""
         return f"<{self.ref} at {self.at:.4f} s: {phrase(self.event)}>"
 
     @property
@@ -340,7 +335,6 @@ def _first_of(
 
 
 def _flat(merge: Merge) -> dict[str, Any]:
-    """A merge as one row: counts in place of the contributions."""
     plain = msgspec.to_builtins(merge)
     plain["learners"] = [each.learner for each in merge.contributions]
     plain["tokens"] = sum(each.tokens for each in merge.contributions)

@@ -1,10 +1,7 @@
-"""Compressed tar files whose every byte is known before it is read.
-
-A tar reader that understands all of tar's extensions reads names, sizes and tables of any length
-before it says what they are. Here the header of a member must be, to the byte, the one that is
-written for its name and size, which are known from elsewhere: the name of the first member from the
-format, its size from its header, and everything else from what the first member lists.
-"""
+"""Compressed tar files whose every byte is known before it is read. A tar reader that understands
+all extensions reads names, sizes and tables of any length before it says what they are. Here the
+header of a member must be, to the byte, the one that is written for its name and size, which the
+first member lists."""
 
 import gzip
 import tarfile
@@ -27,7 +24,7 @@ class ArchiveError(ValueError):
 
 
 def archive_header(name: str, size: int) -> bytes:
-    """The header of a regular file without owner and time."""
+    """Return the header of a regular file without owner and time."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, 0o644
     if not 0 <= size <= SIZE_MAX:
@@ -36,18 +33,13 @@ def archive_header(name: str, size: int) -> bytes:
 
 
 class ArchiveWriter:
-    """Writes an archive."""
-
     def __init__(self, file: IO[bytes]) -> None:
         self._packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0)
         self._written = 0
 
     def add(self, name: str, size: int, pieces: Iterator[bytes]) -> None:
-        """Add a file.
-
-        Raises:
-            ValueError: a plain header cannot name it, or ``pieces`` are not ``size`` bytes.
-        """
+        """Add a file; ``ValueError`` if a plain header cannot name it, or ``pieces`` are not
+        ``size`` bytes."""
         self._write(archive_header(name, size))
         left = size
         for piece in pieces:
@@ -58,7 +50,6 @@ class ArchiveWriter:
         self._write(bytes(-size % BLOCK))
 
     def close(self) -> None:
-        """Write the end."""
         self._write(bytes(2 * BLOCK))
         self._write(bytes(-self._written % RECORD))
         self._packed.close()
@@ -68,13 +59,10 @@ class ArchiveWriter:
 
 
 class ArchiveReader:
-    """Reads an archive from its beginning to its end."""
-
     def __init__(self, file: IO[bytes]) -> None:
         self._packed: Any = gzip.GzipFile("", "rb", fileobj=file)
 
     def first(self, name: str, most: int) -> bytes:
-        """Read the first file whole."""
         header = self._read(BLOCK)
         digits = header[124:135]
         size = int(digits, 8) if digits.isdigit() and not digits.strip(b"01234567") else -1

@@ -1,11 +1,7 @@
-"""A run in one file, to be replayed on another machine.
-
-A bundle is a compressed tar file. It begins with ``bundle.json``, which says what a replay wants
-and lists all other files with their sizes and digests: the run's ``job.toml``, tapes, source and
-log, and the snapshots that its tapes begin with. A bundle that comes from elsewhere is hostile
-input: only what is listed is unpacked, up to a limit, beside the new folder, which is there once
-everything has been compared; and a replay asks before it calls the task (``--trust``).
-"""
+"""A run in one file, to be replayed on another machine: a compressed tar file of what
+``bundle.json`` lists. One that comes from elsewhere is hostile input: only what is listed is
+unpacked, up to a limit, beside the new folder, which is there once everything has been compared;
+and a replay asks before it calls the task (``--trust``)."""
 
 import hashlib
 import os
@@ -68,8 +64,6 @@ TASK = re.compile(r"\w[\w.]{0,300}:\w{1,300}", re.ASCII)
 
 
 class ListedFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of a bundle: its name, its size in bytes, and its SHA-256 in hexadecimal."""
-
     name: str
     size: int
     sha256: str
@@ -79,13 +73,11 @@ class BundleAbout(Struct, frozen=True, forbid_unknown_fields=True):
     """What a bundle says of itself.
 
     Attributes:
-        job: the job's id.
         code: the ddloco that recorded it.
         fingerprint: versions, device and variables of the first tape.
         task: the task or the program that the tapes name; empty for a simulated run.
         files: everything that follows, in this order.
         redacted: whether log and source were left out.
-        format: of bundles.
     """
 
     job: str
@@ -110,12 +102,8 @@ class BundleAbout(Struct, frozen=True, forbid_unknown_fields=True):
 
 def write_bundle(run: Path, to: Path, *, redact: bool = False) -> BundleAbout:
     """Write a run to a bundle, a new file; with ``redact`` without log and source, which may name
-    paths and people.
-
-    Raises:
-        TapeError: the run's tapes cannot be read.
-        ConfigError: the file exists, or cannot be written.
-    """
+    paths and people. ``TapeError`` if the run's tapes cannot be read, ``ConfigError`` if the file
+    exists, or cannot be written."""
     tapes = open_recording(run)
     header = tapes[0].header
     table = header.job.get("job")
@@ -177,7 +165,6 @@ def _pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
 
 
 def _contents(folder: Path, *, redact: bool, snapshots: bool) -> Iterator[Path]:
-    """Yield the files of a run that belong into a bundle."""
     wanted = [JOB_FILE, TAPES] + ([] if redact else [LOG_FILE, SOURCE])
     for name in [*wanted, *([SNAPSHOTS] if snapshots else [])]:
         path = folder / name
@@ -188,12 +175,9 @@ def _contents(folder: Path, *, redact: bool, snapshots: bool) -> Iterator[Path]:
 
 
 def open_bundle(bundle: Path, folder: Path) -> BundleAbout:
-    """Unpack a bundle into a new folder, which is there only if all of it could be unpacked.
-
-    Raises:
-        ConfigError: it is no bundle, is damaged, holds what no bundle may hold, is too large, or
-            the folder exists.
-    """
+    """Unpack a bundle into a new folder, which is there only if all of it could be unpacked;
+    ``ConfigError`` if it is no bundle, is damaged, holds what no bundle may hold, or is too
+    large."""
     if os.path.lexists(folder):
         raise ConfigError(f"{folder}: exists; want a new folder")
     made = folders_to_make(folder.parent)
@@ -246,7 +230,6 @@ def _about(bundle: Path, data: bytes) -> BundleAbout:
 
 
 def _problem_of(about: BundleAbout) -> str:
-    """Why a bundle may not hold what it lists; empty if it may."""
     if len(about.files) > FILES_MAX:
         return f"lists {len(about.files)} files; want at most {FILES_MAX}"
     for each in about.files:

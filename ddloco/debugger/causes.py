@@ -1,9 +1,6 @@
-"""The chain of causes of an event, back to what came from outside.
-
-The cause of a message is the event of its sender that sent it; of a result, the event that asked
-for the work; of a timer, the event that set it. Everything else (a start, a connection, a request
-of the operator) comes from outside.
-"""
+"""The chain of causes of an event, back to what came from outside. The cause of a message is the
+event of its sender that sent it; of a result, the event that asked for the work; of a timer, the
+event that set it."""
 
 from bisect import bisect_left
 
@@ -21,10 +18,8 @@ class Cause(Struct, frozen=True):
     """One link of a chain.
 
     Attributes:
-        event: the event, as ``syncer.1:782``.
-        at: its time, in seconds, on the one axis of the run (see ``timeline``); never after that
-            of its effect.
-        what: what happened, in words.
+        at: its time, in seconds, on the one axis of the run (see ``timeline``); never after that of
+            its effect.
         because: why, in words; it names the event that comes next in the chain, if there is one.
         before: that event; empty at the end of the chain.
     """
@@ -37,12 +32,8 @@ class Cause(Struct, frozen=True):
 
 
 def chain(run: RecordedRun, incarnation: str, number: int, most: int) -> list[Cause]:
-    """Return the chain of causes of an event, that event first.
-
-    Raises:
-        ConfigError: there is no such event.
-        Divergence: this program decides otherwise than a tape says.
-    """
+    """Return the chain of causes of an event, that event first; ``Divergence`` if this program
+    decides otherwise than a tape says."""
     links: list[Cause] = []
     requests: dict[str, _Requests] = {}
     there: tuple[str, int] | None = (incarnation, number)
@@ -94,7 +85,6 @@ class _Requests:
                     self._works[effect.work] = step.number
 
     def work(self, work: int) -> int | None:
-        """Return the event that asked for a piece of work, by its number; None if none did."""
         return self._works.get(work)
 
     def timer(self, timer: Timer, before: int) -> int | None:

@@ -1,8 +1,6 @@
-"""The status of a whole run at one event: every actor at what that event knew of it.
-
-The causal past of an event is a consistent cut: each actor is shown at its own entry in the event's
-clock. Actors of which the event knew nothing are left out.
-"""
+"""The status of a whole run at one event. The causal past of an event is a consistent cut: each
+actor is shown at its own entry in the event's clock. Actors of which the event knew nothing are
+left out."""
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
@@ -24,13 +22,8 @@ from transport import LaneBroken
 
 
 class RecordedLearnerStatus(LearnerStatus, frozen=True, kw_only=True):
-    """One learner at an event.
-
-    Attributes:
-        learner: its incarnation.
-        event: its newest event in the causal past.
-        at: the time of that event in seconds, since the learner's start.
-    """
+    """One learner at its newest ``event`` in the causal past; ``at`` is in seconds since the
+    learner's start."""
 
     learner: str
     event: str
@@ -38,7 +31,6 @@ class RecordedLearnerStatus(LearnerStatus, frozen=True, kw_only=True):
 
     @property
     def state(self) -> str:
-        """In words: what it does."""
         if self.stopping:
             return f"stopping: {self.stopping}"
         if self.running_s is not None:
@@ -50,10 +42,6 @@ class ClusterStatus(Struct, frozen=True):
     """A whole run at one event.
 
     Attributes:
-        event: the event.
-        what: what happened there, in words.
-        syncers: the syncers in its causal past, at their newest events there.
-        learners: likewise the learners.
         actors: likewise the actors of a program of the user's own, and of other methods.
         missing: incarnations in its causal past that are not shown, each with the reason.
     """
@@ -74,7 +62,6 @@ class ClusterStatus(Struct, frozen=True):
         return Group(title, *missing, *shown, *([self._table()] if self.learners else []))
 
     def _table(self) -> Table:
-        """The learners."""
         table = Table("learner", "event", "inner step", "step time", "versions", "state")
         for each in self.learners:
             step_s = seconds(each.step_s) if each.step_s is not None else "-"
@@ -85,12 +72,8 @@ class ClusterStatus(Struct, frozen=True):
 
 
 def cluster_at(run: RecordedRun, incarnation: str, number: int) -> ClusterStatus:
-    """Return the status of all actors at the causal past of an event.
-
-    Raises:
-        ConfigError: there is no such event.
-        Divergence: this program decides otherwise than a tape says.
-    """
+    """Return the status of all actors at the causal past of an event; ``Divergence`` if this
+    program decides otherwise than a tape says."""
     known = run.clock(incarnation, number).wire()
     newest: dict[str, str] = {}
     for who in known:
@@ -120,7 +103,6 @@ def cluster_at(run: RecordedRun, incarnation: str, number: int) -> ClusterStatus
 
 
 def _not_on_tape(run: RecordedRun, who: str, number: int) -> str:
-    """Why an actor cannot be shown at one of its events, in words; empty if it can."""
     found = run.tapes.get(who)
     if found is None:
         return "no tape"
@@ -166,7 +148,6 @@ def _status_of(
 
 
 def _error_until(run: RecordedRun, who: str, number: int) -> str:
-    """The newest error on a tape up to an event."""
     found = ""
     for record, event in run.events(who, WorkFailed, LaneBroken):
         if record.n > number:

@@ -1,9 +1,6 @@
-"""Everything that ``ddloco why RUN`` looks for without being asked.
-
-Each detector reads one kind of evidence and is quiet if there is nothing to say. It names a learner
-for what the learner's own tape, or the syncer's, shows of it; none of them says who is to blame,
-but that of the losses (``loss_analysis``).
-"""
+"""Everything that ``ddloco why RUN`` looks for without being asked. Each detector reads one kind of
+evidence and is quiet if there is nothing to say; none of them says who is to blame, but that of the
+losses (``loss_analysis``)."""
 
 import math
 from collections import Counter
@@ -52,11 +49,9 @@ STOPPED_SHARE, STOPPED_S = 0.05, 2.0
 
 
 class Found(Struct, frozen=True):
-    """What a detector found.
+    """What a detector found; the first line is a sentence of its own.
 
     Attributes:
-        detector: which one.
-        lines: it, in words; the first line is a sentence of its own.
         learner: whose; empty if it is of all.
         event: an event that shows it; empty if there is no single one.
     """
@@ -68,7 +63,6 @@ class Found(Struct, frozen=True):
 
 
 def detect(run: RecordedJob) -> tuple[list[Found], list[str]]:
-    """Return what the detectors found, and the names of those that were quiet."""
     found: list[Found] = []
     quiet: list[str] = []
     for name, detector in DETECTORS.items():

@@ -1,8 +1,5 @@
-"""What people read of a replay that differs from its recording: a few lines in words of the job.
-
-The sentence first, then the values that differ beside each other, what was equal until then, the
-usual cause of such a difference, and the command that shows more of it.
-"""
+"""What people read of a replay that differs from its recording: the sentence first, then the values
+that differ, what was equal until then, the usual cause, and the command that shows more of it."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -91,9 +88,6 @@ class Explained(Struct, frozen=True):
     """A difference in the words of the job.
 
     Attributes:
-        kind: of which kind it is.
-        what: what differs.
-        rows: the values.
         equal: what was compared and equal until then.
         cause: what it usually comes from.
         command: what shows more of it, from the subcommand on, before and after the run folder.
@@ -108,12 +102,10 @@ class Explained(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The sentence."""
         return f"DIFFERENT {self.kind}: {self.what}"
 
 
 def explained(found: Divergence, report: Report) -> Explained:
-    """Put a difference into words."""
     kind, what, rows, same_too = _found(found)
     cause = found.hint if isinstance(found.values[0], StepFinished) and _corrupt(found) else ""
     event = f"{found.actor}:{found.number}"
@@ -131,14 +123,9 @@ def explained(found: Divergence, report: Report) -> Explained:
 def screen(
     report: Report, folder: Path | str, *, changed: bool = False, options: Sequence[str] = ()
 ) -> list[str]:
-    """The lines about a replay with a difference.
-
-    Args:
-        report: what was found.
-        folder: the run folder, for the command.
-        changed: whether source, versions or flags differ, which was said before.
-        options: what the replay was started with, for the command.
-    """
+    """Return the lines about a replay with a difference. ``changed`` says whether source, versions
+    or flags differ, which was said before; the command is for this run folder and these
+    ``options``."""
     first, *others = report.divergences
     said = explained(first, report)
     where = f"(event {first.actor}:{first.number})"
@@ -168,7 +155,6 @@ Found = tuple[Kind, str, list[Row], list[str]]
 
 
 def _found(found: Divergence) -> Found:
-    """The kind of a difference, what it is in, its values, and what of the same event is equal."""
     event, (then, now) = found.happened, found.values
     match found.aspect:
         case "message":
@@ -225,7 +211,6 @@ def _corrupt(found: Divergence) -> bool:
 
 
 def _result(found: Divergence) -> str:
-    """The work whose result differs, in words."""
     match found.work:
         case MergeFragment(t=t, fragment=fragment):
             return f"the merge of global step {t} (fragment {fragment})"

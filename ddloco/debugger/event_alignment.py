@@ -1,12 +1,6 @@
-"""What the actors of any program did, so that two runs of it can be compared.
-
-Event numbers are what both runs share: as long as everything in an event's causal past is equal,
-the same event has the same number. So an *event* is an item that follows from the actor's event
-before it and from the event that sent the message. When it happened is not compared.
-
-A *computation* is compared by its inputs, wherever it stands: with the same function, arguments and
-arrays its result must be the same, however the runs were timed.
-"""
+"""What the actors of any program did, so that two runs of it can be compared. As long as everything
+in an event's causal past is equal, the same event has the same number; when it happened is not
+compared. A *computation* is compared by its inputs, wherever it stands."""
 
 import hashlib
 import sys
@@ -46,15 +40,11 @@ class AlignedEvents(Alignment):
 
 
 class _Reader:
-    """Reads one tape: its events, and what its computations read and made."""
-
     def __init__(self, run: RecordedRun, who: str, notes: list[str]) -> None:
         self.run, self.who, self.notes = run, who, notes
         self.known = dict(run.tape_of(who).header.clock)
         self.arrays: dict[str, bytes] = {}
-        """The digests of arrays, by handle."""
         self.asked: dict[int, Calculation] = {}
-        """Work that was asked for, by its number."""
 
     def items(self) -> Iterator[tuple[int, Key, Item]]:
         """Yield each item after the sum of its clock; see ``RecordedRun.clock_sums``."""
@@ -118,8 +108,7 @@ class _Reader:
 def event_difference(
     key: Key, one: Item, other: Item, runs: tuple[RecordedRun, RecordedRun]
 ) -> tuple[Literal["other event", "other result", "other effects"], str]:
-    """Return how an event or a computation differs whose causes are equal: what kind of difference
-    it is, and in words."""
+    """Return how an event or a computation differs whose causes are equal, and that in words."""
     mine, theirs = (
         _in_words(run.event(item.actor, item.at)[1])
         for run, item in zip(runs, (one, other), strict=True)

@@ -1,8 +1,6 @@
 """Runs in the formats of other tools: traces of Perfetto, logs of ShiViz, spans of OpenTelemetry.
-
-All times are on one axis (``timeline``). Tapes are decoded, and no machine is stepped but those of
-learners, up to their first step: a tape does not say when that was asked for.
-"""
+All times are on one axis (``timeline``). No machine is stepped but those of learners, up to their
+first step: a tape does not say when that was asked for."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +39,6 @@ def json_line(plain: Any) -> str:
 
 
 def export_jsonl(tapes: Sequence[Tape]) -> Iterator[str]:
-    """Yield one JSON object per event, in causal order: name, times, clock and fields."""
     for event in timeline(tapes):
         yield json_line(event.as_dict())
 
@@ -57,11 +54,9 @@ def export_shiviz(tapes: Sequence[Tape]) -> Iterator[str]:
 
 
 def export_perfetto(tapes: Sequence[Tape]) -> Iterator[str]:
-    """Yield a trace in the Trace Event Format, one JSON object, which Perfetto and Chrome open.
-
-    A process for each actor and a thread for each incarnation; inner steps and merges are slices,
-    other events are instants, and messages are arrows.
-    """
+    """Yield a trace in the Trace Event Format, one JSON object, which Perfetto and Chrome open. A
+    process for each actor and a thread for each incarnation; inner steps and merges are slices,
+    other events are instants, and messages are arrows."""
     events = timeline(tapes)
     incarnations = sorted({event.actor for event in events}, key=str.encode)
     actors = sorted({actor_of(name) for name in incarnations}, key=str.encode)
@@ -134,11 +129,9 @@ def _perfetto_event(
 
 
 def export_otlp(tapes: Sequence[Tape]) -> Iterator[str]:
-    """Yield spans of OpenTelemetry, as the JSON of one OTLP export request.
-
-    A resource for each incarnation, a span for each inner step and each merge. The clock's zero
-    stands for the Unix epoch: tapes have no time of day.
-    """
+    """Yield spans of OpenTelemetry, as the JSON of one OTLP export request: a resource for each
+    incarnation, a span for each inner step and merge. The clock's zero stands for the Unix epoch:
+    tapes have no time of day."""
     trace = hashlib.sha256(tapes[0].header.job_id.encode()).hexdigest()[:32]
     events = timeline(tapes)
     all_spans = list(spans_of(events, first_steps(tapes)))
@@ -186,11 +179,9 @@ class BegunWork(NamedTuple):
 
 
 def first_steps(tapes: Sequence[Tape]) -> dict[str, BegunWork]:
-    """Return when each learner asked for the first inner step of its tape, by incarnation.
-
-    Those are left out whose machine this program does not have, or whose tape continues from a
-    snapshot that is not there, or that must not be opened without trust.
-    """
+    """Return when each learner asked for the first inner step of its tape, by incarnation, without
+    those whose machine this program does not have, or whose tape continues from a snapshot that is
+    not there, or that must not be opened without trust."""
     found: dict[str, BegunWork] = {}
     if not tapes or is_program(tapes[0].header.job):
         return found
@@ -216,13 +207,10 @@ def _first_step(run: RecordedJob, name: str) -> BegunWork | None:
 def spans_of(
     events: Sequence[TimelineEvent], first: Mapping[str, BegunWork] | None = None
 ) -> Iterator[WorkSpan]:
-    """Yield inner steps and merges as spans.
-
-    An inner step begins when the one before it is finished, the first one when it was asked for,
-    which may be before the tape begins, or, where that is not known, at the actor's first event.
-    A merge begins with the newest contribution to it, which is when its work is asked for, unless a
-    deadline did that.
-    """
+    """Yield inner steps and merges as spans. An inner step begins when the one before it is
+    finished, the first one when it was asked for or, where that is not known, at the actor's first
+    event. A merge begins with the newest contribution to it, which is when its work is asked for,
+    unless a deadline did that."""
     first = first or {}
     since: dict[str, float] = {}
     for event in events:
@@ -268,4 +256,3 @@ FORMATS = {
     "perfetto": export_perfetto,
     "shiviz": export_shiviz,
 }
-"""What a run can be exported to, by name."""

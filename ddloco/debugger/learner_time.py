@@ -31,10 +31,7 @@ class LearnerTime(Struct, frozen=True):
     """How an incarnation of a learner spent its time.
 
     Attributes:
-        learner: the incarnation.
-        steps: inner steps that it finished.
         step_s: how long a step took, the median of its newest, in seconds.
-        spent: its time, by what it did.
     """
 
     learner: str
@@ -44,11 +41,9 @@ class LearnerTime(Struct, frozen=True):
 
     @property
     def sum_s(self) -> float:
-        """All of it, in seconds."""
         return sum(astuple(self.spent))
 
     def share(self, part: Part) -> float:
-        """Return the share of one part, from 0 to 1."""
         return getattr(self.spent, part) / self.sum_s if self.sum_s else 0.0
 
 
@@ -72,7 +67,6 @@ def times_apart(one: RecordedJob, other: RecordedJob) -> list[str]:
 
 
 def times_of(run: RecordedJob) -> list[LearnerTime]:
-    """Return how each incarnation of a learner spent its time, by name and number."""
     newest: dict[str, Progress] = {}
     for syncer in run.syncers:
         for _, event in run.events(syncer, Progress):

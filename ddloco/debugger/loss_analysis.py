@@ -1,14 +1,11 @@
 """Finds where a training loss left its band, and the contributions that stand out from the others.
+A loss *breaks* at the first step from which it stays far above what it was just before; the first
+break is in the causal past of the others. A norm stands out for the steps and the base that it is
+of.
 
-A learner's loss *breaks* at the first step from which it stays far above what it was just before.
-Of several breaks the first one is that which is in the causal past of the others.
-
-A norm stands out for the steps and the base that it is of, as in the merge itself: a contribution
-of three times the steps may well have three times the norm, and one of an older version has in it
-what was merged since. A learner is suspected on evidence alone: its loss broke first, for good, and
-nothing that stands out had arrived; or its contribution stands out that came just before, and no
-other learner went on with it for long unharmed; or its contribution is beyond any doubt; or it
-counts tokens otherwise than all others.
+A learner is suspected on evidence alone: its loss broke first, for good, and nothing that stands
+out had arrived; or its contribution stands out that came just before, and no other learner went on
+with it for long unharmed; or it is beyond any doubt; or it counts tokens otherwise than all others.
 """
 
 import math
@@ -82,8 +79,6 @@ LISTED_MAX = 5
 
 
 class LossStep(NamedTuple):
-    """One inner step on a tape."""
-
     number: int
     step: int
     loss: float
@@ -93,10 +88,7 @@ class Break(Struct, frozen=True):
     """Where a learner's loss left its band.
 
     Attributes:
-        learner: its incarnation.
         event: its event, the first step outside the band.
-        step: that inner step.
-        loss: its loss.
         usual: the median of the losses before.
         first: whether no other break is in its causal past.
         lasts: whether it is for good.
@@ -115,13 +107,8 @@ class Outlier(Struct, frozen=True):
     """A contribution that stands out.
 
     Attributes:
-        learner: its incarnation.
-        t: the global step of the merge.
-        fragment: the fragment.
         event: the syncer's event.
-        norm: the norm of its outer gradient.
         times: how many times the norm that is expected of so many steps from that base.
-        cosine: its cosine to the others' sum.
         refused: whether the merge left it out.
     """
 
@@ -136,8 +123,6 @@ class Outlier(Struct, frozen=True):
 
 
 class LossFindings(Struct, frozen=True):
-    """What ``analyse_losses`` found."""
-
     steps: int
     breaks: tuple[Break, ...]
     outliers: tuple[Outlier, ...]
@@ -150,7 +135,6 @@ class LossFindings(Struct, frozen=True):
     be explained."""
 
     def lines(self) -> list[str]:
-        """Return the findings in words."""
         lines: list[str] = []
         if not self.breaks:
             lines.append(f"no learner's loss left its band in {self.steps:,} steps")
@@ -185,7 +169,6 @@ class LossFindings(Struct, frozen=True):
 
 
 def analyse_losses(run: RecordedJob) -> LossFindings:
-    """Find the breaks of all learners' losses, and the contributions that stand out."""
     breaks: list[Break] = []
     steps = 0
     counted: dict[str, float] = {}
@@ -345,11 +328,9 @@ def _knew(run: RecordedJob, first: Break, syncer: str, number: int) -> bool:
 
 
 def find_break(losses: Sequence[LossStep]) -> tuple[LossStep, float] | None:
-    """Return the first step whose loss leaves its band for good, and the median before it.
-
-    A step leaves its band if it and the next ``STAYS_STEPS`` - 1 are all above the band, or if its
-    loss is not finite.
-    """
+    """Return the first step whose loss leaves its band for good, and the median before it. A step
+    leaves its band if it and the next ``STAYS_STEPS`` - 1 are all above the band, or if its loss is
+    not finite."""
     values = [each.loss for each in losses]
     first = [abs(value) for value in values[:BEFORE_STEPS_MIN] if math.isfinite(value)]
     least = LEAST_SPREAD * median(first) if first else 0.0
@@ -390,16 +371,14 @@ class _Former:
     def __init__(self) -> None:
         self._norms: deque[tuple[float, int]] = deque(maxlen=FORMER_MAX)
         self._first: list[float] = []
-        """The median norms of the first merges."""
         self._moves: list[tuple[int, float]] = []
         self._begun = 0
 
     def expected(self, each: MergeAnswer, others: Sequence[MergeAnswer]) -> float:
-        """The norm that is usual after so many steps from such a base; 0 if nothing is known.
-
-        It is that of the others of the merge that were trained from its version, or of former
-        merges, whichever is larger; and as much more as the fragment has moved since the base.
-        """
+        """Return the norm that is usual after so many steps from such a base; 0 if nothing is
+        known. It is that of the others of the merge that were trained from its version, or of
+        former merges, whichever is larger; and as much more as the fragment has moved since the
+        base."""
         version = max(other.base for other in (each, *others))
         level = [(other.norm, other.steps) for other in others if other.base == version]
         known = [(norm, steps) for norm, steps in level if norm is not None]
@@ -414,7 +393,6 @@ class _Former:
         return sum(moved for t, moved in self._moves if t > base)
 
     def add(self, merge: Merge) -> None:
-        """A merge was done."""
         bases = [each.base for each in (*merge.contributions, *merge.refused)]
         if not self._moves:
             self._begun = max(bases, default=merge.t)
@@ -427,7 +405,6 @@ class _Former:
 
 
 def _outliers(run: RecordedJob) -> list[Outlier]:
-    """Return the contributions whose norm stands out."""
     found: list[Outlier] = []
     former: dict[int, _Former] = {}
     for merge in run.merges():
@@ -438,7 +415,6 @@ def _outliers(run: RecordedJob) -> list[Outlier]:
 
 
 def _outliers_of(merge: Merge, former: _Former) -> list[Outlier]:
-    """Return the contributions to a merge whose norm stands out."""
     answers = [(each, each in merge.refused) for each in (*merge.contributions, *merge.refused)]
     found: list[Outlier] = []
     for each, refused in answers:

@@ -1,9 +1,6 @@
-"""The merges of a syncer, with what each one waited for and who was not in it.
-
-A syncer's tape is walked once with its machine (``replay.Stepper``); a merge is put together from
-what the machine held when the sync was launched, from the contributions that arrived, and from the
-result of the merge (paper: Algorithm 2, section 3).
-"""
+"""The merges of a syncer, with what each one waited for and who was not in it. A syncer's tape is
+walked once with its machine (``replay.Stepper``), from launches, arrivals and results (paper:
+Algorithm 2, section 3)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +32,6 @@ class Wait(Struct, frozen=True):
 
     Attributes:
         total_s: from the moment at which a slot for the sync was free to its launch.
-        floor_s: held by the launch floor.
         quorum_s: held by the quorum, beyond the floor.
         grace_s: held by the grace window, beyond floor and quorum.
     """
@@ -50,11 +46,8 @@ class MergeAnswer(Struct, frozen=True):
     """One learner's contribution to a merge, merged or refused.
 
     Attributes:
-        learner: its incarnation.
         event: the syncer's event at which it arrived; empty if that was before its tape begins.
         base: the version that it was trained from.
-        steps: inner steps since then.
-        tokens: tokens since then.
         step: the learner's inner step after which it was taken.
         digest: of its bytes, in hex; empty if it arrived before the tape begins.
         weight: its share in the merge; the weights of a merge add up to 1. 0 if it was refused.
@@ -85,8 +78,6 @@ class Absence(Struct, frozen=True):
     """A learner that is not in a merge, with the reason and the syncer's event that decided it.
 
     Attributes:
-        learner: its incarnation, or its name if it was not connected.
-        reason: in words.
         event: the event; empty if it was before the tape begins.
         norm: of its outer gradient, if it was measured and refused.
         cosine: its cosine to the others' sum, likewise.
@@ -108,16 +99,12 @@ class Merge(Struct, frozen=True):
 
     Attributes:
         t: its global step; the new version of the fragment.
-        fragment: the fragment.
         event: the syncer's event at which it was done.
         at: the time of that event, in seconds since the syncer's start.
         launched: the event at which the pulls were sent; empty if that was before the tape begins.
-        launched_at: the time of the launch, in seconds.
-        wait: what held the launch.
         live: learners that were connected at the launch.
         contributions: what was merged, in the order of summation.
         refused: contributions that arrived in time and were refused.
-        absent: who is not in it, and why.
         moved: the distance that the outer step went (norm).
         theta: digest of the new parameters, in hex; ``state`` (of the outer optimizer) and ``wire``
             likewise.
@@ -145,7 +132,6 @@ class Merge(Struct, frozen=True):
 
     @property
     def number(self) -> int:
-        """The number of its event on the syncer's tape."""
         return int(self.event.rpartition(":")[2])
 
 
@@ -171,8 +157,6 @@ class _Open:
 
 
 class MergeHistory:
-    """Walks along a syncer's tape and yields its merges."""
-
     def __init__(self, stepper: Stepper[Actor], learners: Sequence[str]) -> None:
         self._stepper = stepper
         self._syncer = stepper.tape.incarnation
@@ -195,7 +179,6 @@ class MergeHistory:
         """Whose work was of no use to the job by then, in words."""
 
     def merges(self) -> Iterator[Merge]:
-        """Yield every merge in the order in which they were done."""
         self._begin()
         at, machine = 0.0, self._stepper.actor.machine
         for step in self._stepper.steps():
@@ -278,7 +261,6 @@ class MergeHistory:
                 pass
 
     def _launched(self, ref: str, at: float, machine: Syncer, sync: Sync) -> _Open:
-        """Note a launch: who was not pulled, and why."""
         rounds = machine.rounds
         assert rounds is not None, "it has launched a sync"
         membership = rounds.membership

@@ -27,7 +27,6 @@ _decode = msgspec.msgpack.Decoder(Merge).decode
 
 
 def processes_for(recorded: Sequence[RecordedRun]) -> int:
-    """Return how many processes should compute the merges of some runs: 1 if they are short."""
     runs = [run for run in recorded if isinstance(run, RecordedJob)]
     long = sum(run.tapes[syncer].events for run in runs for syncer in run.syncers) >= LONG_EVENTS
     tapes = sum(len(run.syncers) for run in runs)
@@ -36,7 +35,6 @@ def processes_for(recorded: Sequence[RecordedRun]) -> int:
 
 @contextmanager
 def merges_in(processes: int, runs: Sequence[RecordedJob]) -> Iterator[list[Iterator[Merge]]]:
-    """Compute the merges of some runs; yields, for each run, its merges syncer after syncer."""
     if processes <= 1:
         yield [run.merges() for run in runs]
         return
@@ -61,7 +59,6 @@ def _received(run: RecordedJob, asked: Sequence[tuple[str, "Future[Encoded]"]]) 
 
 
 def _computed(path: Path, syncer: str, salvage: bool, trust: bool) -> Encoded:
-    """What a process does."""
     try:
         run = open_job(path, salvage=salvage, wanted=partial(eq, syncer), trust=trust)
         return [_encode(merge) for merge in run.merges_of(syncer)]

@@ -1,8 +1,6 @@
 """A single merge, computed again without some of its contributions: how far its result moves.
-
-The run is replayed up to the merge, so everything before it is as it was recorded. Nothing after
-it is computed; ``ddloco run --schedule RUN --without LEARNER`` does that.
-"""
+Everything before it is as it was recorded. Nothing after it is computed; ``ddloco run --schedule
+RUN --without LEARNER`` does that."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -30,9 +28,8 @@ class TensorChange(Struct, frozen=True):
         name: the tensor; empty for the whole fragment.
         difference: the norm of the difference between the results without and with the
             contributions that are left out.
-        update: the norm of what the merge changed: the difference between its result and the
-            version before.
         relative: ``difference`` divided by ``update``; None if the merge changed nothing.
+        update: the norm of what the merge changed: of its result minus the version before.
     """
 
     name: str
@@ -41,25 +38,19 @@ class TensorChange(Struct, frozen=True):
     relative: float | None
 
     def line(self) -> str:
-        """Return it in words."""
         share = "" if self.relative is None else f", {self.relative:.2%} of it"
         difference = f"the difference is {self.difference:.4g}{share}"
         return f"{self.name or 'the whole'}: the merge moved it by {self.update:.4g}, {difference}"
 
 
 class Members(Struct, frozen=True):
-    """Whose contributions are in a merge.
-
-    Attributes:
-        weights: by learner's incarnation, its share; the shares add up to 1.
-        refused: by learner's incarnation, why its contribution was refused.
-    """
+    """Whose contributions are in a merge: their shares, which add up to 1, and why others were
+    refused."""
 
     weights: dict[str, float]
     refused: dict[str, str]
 
     def line(self) -> str:
-        """Return it in words."""
         taken = ", ".join(f"{name} {weight:.3f}" for name, weight in self.weights.items())
         refused = "".join(f"; refused {name}: {why}" for name, why in self.refused.items())
         return f"{taken or 'no contribution'}{refused}"
@@ -69,13 +60,6 @@ class MergeWithout(Struct, frozen=True):
     """What ``merge_without`` found.
 
     Attributes:
-        t: the global step of the merge.
-        fragment: its fragment.
-        event: the event at which it was done, on the syncer's tape.
-        without: the incarnations whose contributions are left out.
-        recorded: who is in the merge.
-        changed: who is in it without those.
-        whole: the whole fragment.
         tensors: its tensors, the one with the largest relative difference first.
     """
 
@@ -89,7 +73,6 @@ class MergeWithout(Struct, frozen=True):
     tensors: tuple[TensorChange, ...]
 
     def lines(self) -> list[str]:
-        """Return it in words."""
         without = ", ".join(self.without)
         return [
             f"merge {self.t} (fragment {self.fragment}, {self.event}) without {without}",
@@ -104,13 +87,8 @@ def merge_without(
     run: RecordedJob, t: int, without: Collection[str], **options: Any
 ) -> MergeWithout:
     """Compute a merge again without the contributions of some learners, by name or incarnation;
-    ``options`` are those of ``replay_until``.
-
-    Raises:
-        ConfigError: there is no such merge, they are not in it, no other contribution is, or the
-            replay parts from the tapes before it.
-        TapeError, WorkerRequestError: see ``replay_until``.
-    """
+    ``options`` are those of ``replay_until``. ``ConfigError`` if there is no such merge, they are
+    not in it, no other contribution is, or the replay parts from the tapes before it."""
     merge = run.merge(t)
     names = [each.learner for each in (*merge.contributions, *merge.refused)]
     left_out = [name for name in names if {name, actor_of(name)} & set(without)]

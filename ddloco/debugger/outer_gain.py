@@ -1,11 +1,8 @@
-"""How far outer steps go compared with the contributions, and what that says of momentum.
-
-A merge's record has the lengths of the contributions and of the outer step. Their ratio is what the
-outer optimizer makes of a change: its effective gain in length. With Nesterov momentum mu, and
-merged differences whose correlation falls by rho from one merge of a fragment to the next, the
-ratio is known, so rho can be read from it; and then the gain in the direction of the differences,
-lr (1 + mu / (1 - mu rho)), which is what decides how fast a job learns and when it diverges.
-"""
+"""How far outer steps go compared with the contributions, and what that says of momentum. With
+Nesterov momentum mu, and merged differences whose correlation falls by rho from one merge of a
+fragment to the next, the ratio of lengths is known, so rho can be read from it; and then the gain
+in the direction of the differences, lr (1 + mu / (1 - mu rho)), which decides how fast a job learns
+and when it diverges."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +27,6 @@ class OuterGain(NamedTuple):
             if it cannot be told: other rules than RDA shorten what they merge, and other optimizers
             than Nesterov's have other laws.
         gain: the effective gain in the direction of the differences; None without ``rho``.
-        merges: the merges that were measured.
     """
 
     length: float
@@ -41,10 +37,8 @@ class OuterGain(NamedTuple):
 
 def outer_gain(merges: Sequence[Merge], outer: Outer) -> OuterGain | None:
     """Return what the outer steps were like; None if no merge measured lengths (``sync.band`` 0).
-
-    Merges of the same global steps weigh as much as they moved, so the first ones of a fragment,
-    which have no momentum yet, count little.
-    """
+    Merges weigh as much as they moved, so the first ones of a fragment, which have no momentum yet,
+    count little."""
     moved = across = 0.0
     count = 0
     for merge in merges:

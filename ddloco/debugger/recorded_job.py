@@ -43,13 +43,11 @@ class RecordedJob(RecordedRun):
 
     @property
     def syncers(self) -> list[str]:
-        """The incarnations of syncers that have tapes."""
         names = self.job.syncer_names()
         return [each for each in self.tapes if actor_of(each) in names]
 
     @property
     def learners(self) -> list[str]:
-        """The incarnations of learners that have tapes."""
         return [each for each in self.tapes if each not in self.syncers]
 
     @cached_property
@@ -71,13 +69,11 @@ class RecordedJob(RecordedRun):
 
     @property
     def disregarded(self) -> dict[str, str]:
-        """Whose work was of no use to the job at its end, in words; see ``Accounts``."""
         lead = self._lead
         return lead.disregarded if lead is not None else {}
 
     @property
     def _lead(self) -> MergeHistory | None:
-        """What was seen of the newest incarnation of the leading syncer; None without its tape."""
         for _ in self.merges():
             pass
         name = self.job.syncer_names()[0]
@@ -96,7 +92,6 @@ class RecordedJob(RecordedRun):
         return self._finished[learner]
 
     def steps_of(self, learner: str) -> Iterator[tuple[tape.Event, int, OneStep]]:
-        """Yield a learner's finished inner steps: the record, the number, and what it brought."""
         for record, event in self.finished(learner):
             yield from ((record, step, each) for step, each in event.steps())
 
@@ -108,10 +103,8 @@ class RecordedJob(RecordedRun):
         return None
 
     def merges(self) -> Iterator[Merge]:
-        """Yield the merges of every syncer, syncer after syncer, in the order of their tapes.
-
-        They are computed once, as far as they have been asked for.
-        """
+        """Yield the merges of every syncer, syncer after syncer, in the order of their tapes. They
+        are computed once, as far as they have been asked for."""
         for syncer in self.syncers:
             known = self._merges.setdefault(syncer, [])
             if syncer not in self._histories:
@@ -135,15 +128,10 @@ class RecordedJob(RecordedRun):
                 yield syncer, number, at, seen
 
     def merges_of(self, syncer: str) -> Iterator[Merge]:
-        """Compute and yield the merges of one syncer, in the order of its tape."""
         return MergeHistory(self.stepper(syncer), self.job.learner_names()).merges()
 
     def merge(self, t: int) -> Merge:
-        """Return the merge of a global step.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Return the merge of a global step; ``ConfigError`` names the nearest ones."""
         before, after = 0, 0
         for merge in self.merges():
             if merge.t == t:
@@ -158,15 +146,8 @@ class RecordedJob(RecordedRun):
         raise ConfigError(f"{self.path}: no merge at global step {t}{there}")
 
     def resolve(self, target: str) -> tuple[str, int]:
-        """Return the incarnation and the number of an event that is named in one of three ways.
-
-        Args:
-            target: an event, ``syncer.1:540``; a merge, ``merge:40``; or an inner step,
-                ``step:learner-1:120``.
-
-        Raises:
-            ConfigError: there is no such event.
-        """
+        """Return the incarnation and the number of an event: ``syncer.1:540``, ``merge:40``, or
+        ``step:learner-1:120`` for an inner step."""
         kind, _, rest = target.partition(":")
         if kind == "merge" and rest.isdecimal():
             return parse_event(self.merge(int(rest)).event)
@@ -202,18 +183,11 @@ def open_run(
     wanted: Callable[[str], bool] | None = None,
     trust: bool = False,
 ) -> RecordedRun:
-    """Open the tapes of a run, of a job or of a program of the user's own, for questions.
-
-    The path is that of the run folder, of a folder of tapes, or of one tape. Only tapes of
-    incarnations that are ``wanted`` are opened; but where tapes continue from a snapshot, all are,
-    since together they tell which. ``trust`` is for runs of other users; see ``RecordedRun``.
-
-    Raises:
-        TapeError: a tape cannot be read, or is of another run than the others.
-        ConfigError: this version cannot run the job, or another user recorded the program that the
-            tapes name.
-        NamedError: the program cannot be used here.
-    """
+    """Open the tapes of a run, of a job or of a program of the user's own, for questions. Only
+    tapes of incarnations that are ``wanted`` are opened; but where tapes continue from a snapshot,
+    all are, since together they tell which. ``TapeError`` if a tape cannot be read, or is of
+    another run than the others; ``ConfigError`` if this version cannot run the job, or another user
+    recorded the program; ``NamedError`` if that cannot be used here."""
     path = Path(path)
     tapes = open_recording(path, salvage=salvage, wanted=wanted)
     if wanted is not None and any(each.header.after for each in tapes):
@@ -225,20 +199,13 @@ def open_run(
 
 
 def open_job(path: Path | str, **options: Any) -> RecordedJob:
-    """Open the tapes of a job; see ``open_run``.
-
-    Raises:
-        ConfigError: they are of a program of the user's own.
-    """
+    """Open the tapes of a job; see ``open_run``. ``ConfigError`` if they are of a user's own
+    program."""
     return job_in(open_run(path, **options))
 
 
 def job_in(run: RecordedRun) -> RecordedJob:
-    """Return a run that is of a job.
-
-    Raises:
-        ConfigError: it is of a program of the user's own.
-    """
+    """Return a run that is of a job; ``ConfigError`` if it is of a program of the user's own."""
     if not isinstance(run, RecordedJob):
         said = "of a program of your own, which has no merges and losses"
         raise ConfigError(f"{run.path}: {said}; ddloco story tells of its actors")
@@ -253,5 +220,4 @@ def _plan_in(start_point: JobStartPoint) -> FragmentPlan | None:
 
 
 def is_syncer(incarnation: str) -> bool:
-    """Whether an incarnation is one of a syncer, by its name."""
     return actor_of(incarnation).partition("-")[0] == SYNCER

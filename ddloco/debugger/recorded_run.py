@@ -1,7 +1,5 @@
-"""A recorded run, opened for questions: its tapes, and its actors at any of their events.
-
-Nothing is executed but machines, so no JAX process is started and nothing is written.
-"""
+"""A recorded run, opened for questions: its tapes, and its actors at any of their events. Nothing
+is executed but machines, so no JAX process is started and nothing is written."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,14 +23,9 @@ from replay import Step, Stepper, Tape, TapeError, tape
 
 
 class RecordedRun:
-    """The tapes of one run of a job or of a user's program; see ``open_run``.
-
-    With ``trust`` the machines of a run of another user begin with the states in its snapshots, and
-    ``arrays`` calls its task.
-
-    Attributes:
-        tapes: by incarnation, sorted by actor and incarnation number.
-    """
+    """The tapes of one run of a job or of a user's program; see ``open_run``. They are sorted by
+    actor and incarnation number. With ``trust`` the machines of a run of another user begin with
+    the states in its snapshots, and ``arrays`` calls its task."""
 
     def __init__(
         self,
@@ -70,11 +63,6 @@ class RecordedRun:
 
     @property
     def lead(self) -> str:
-        """The first incarnation with a tape of the actor that leads.
-
-        Raises:
-            ConfigError: it has none.
-        """
         lead = self.program.lead
         found = next((each for each in self.tapes if actor_of(each) == lead), None)
         if found is None:
@@ -83,15 +71,12 @@ class RecordedRun:
 
     @cached_property
     def offsets(self) -> dict[str, float]:
-        """What to add to each actor's times to get those of one axis; see ``clock_offsets``."""
         return clock_offsets(self.tapes.values())
 
     def common(self, incarnation: str, at: float) -> float:
-        """Return what a time of an actor is on the one axis of the run, in seconds."""
         return at + self.offsets.get(incarnation, 0.0)
 
     def tape_of(self, incarnation: str) -> Tape:
-        """Return the tape of an incarnation."""
         found = self.tapes.get(incarnation)
         if found is None:
             there = ", ".join(self.tapes)
@@ -99,12 +84,8 @@ class RecordedRun:
         return found
 
     def stepper(self, incarnation: str) -> Stepper[Actor]:
-        """Return a new stepper along the tape of an incarnation; it is at the beginning.
-
-        Raises:
-            ConfigError: there is no such tape.
-            SnapshotError: the tape continues from a snapshot that is not there.
-        """
+        """Return a new stepper at the beginning of a tape; ``SnapshotError`` if the tape continues
+        from a snapshot that is not there."""
         found = self.tape_of(incarnation)
         actor, after = self._begun(found)
         return Stepper(
@@ -123,38 +104,24 @@ class RecordedRun:
         return self._walkers[incarnation]
 
     def at(self, incarnation: str, number: int) -> Step:
-        """Go to an event; the actor as it was then is ``walker(incarnation).actor``.
-
-        Raises:
-            ConfigError: there is no such event.
-            Divergence: this program decides otherwise than the tape says.
-        """
+        """Go to an event; the actor as it was then is ``walker(incarnation).actor``. ``Divergence``
+        if this program decides otherwise than the tape says."""
         try:
             return self.walker(incarnation).goto(number)
         except LookupError as error:
             raise ConfigError(error.args[0]) from None
 
     def beginning(self, incarnation: str) -> Actor:
-        """Go to where a tape begins; returns the actor as it was there."""
         self._walkers[incarnation] = self.stepper(incarnation)
         return self._walkers[incarnation].actor
 
     def first(self, incarnation: str) -> int:
-        """Return the number of the first event that can be stepped to."""
         return self.walker(incarnation).first
 
     def events(self, incarnation: str, *mentioned: type) -> Iterator[tuple[tape.Event, Any]]:
-        """Yield the events of a tape, decoded; no machine handles them.
-
-        Args:
-            incarnation: whose tape.
-            mentioned: types of events, or of bodies of messages. With any, only events that name
-                one of them are decoded and yielded, which takes less time; there may be others
-                among them that have such a name in their text.
-
-        Raises:
-            TapeError: the tape cannot be read.
-        """
+        """Yield the events of a tape, decoded; no machine handles them. With ``mentioned``, types
+        of events or of bodies, only events that name one of them are decoded and yielded, which
+        takes less time; there may be others among them that have such a name in their text."""
         found = self.tape_of(incarnation)
         names = re.compile(b"|".join(each.__name__.encode() for each in mentioned)).search
         for record in found.records():
@@ -162,12 +129,6 @@ class RecordedRun:
                 yield record, self._decoded(found, record)
 
     def event(self, incarnation: str, number: int) -> tuple[float, Any]:
-        """Return the time of an event, in seconds since its actor's start, and the event, decoded.
-
-        Raises:
-            ConfigError: there is no such event.
-            TapeError: the tape cannot be read.
-        """
         found = self.tape_of(incarnation)
         if not found.header.after < number <= found.events:
             raise _no_event(found, number)
@@ -175,32 +136,21 @@ class RecordedRun:
         return record.at, self._decoded(found, record)
 
     def resolve(self, target: str) -> tuple[str, int]:
-        """Return the incarnation and the number of an event, ``syncer.1:540``.
-
-        Raises:
-            ConfigError: there is no such event.
-        """
         incarnation, number = parse_event(target)
         self.clock(incarnation, number)
         return incarnation, number
 
     def clock(self, incarnation: str, number: int) -> VectorClock:
-        """Return all that an actor had heard of at one of its events, itself included.
-
-        Raises:
-            ConfigError: there is no such event.
-        """
+        """Return all that an actor had heard of at one of its events, itself included."""
         found = self.tape_of(incarnation)
         if not found.header.after < number <= found.events:
             raise _no_event(found, number)
         return VectorClock(clock_at(found, number))
 
     def clock_sums(self, events: Iterable[str]) -> dict[str, int]:
-        """Return the sum of the clock's entries of each event, given as ``syncer.1:540``.
-
-        An event has a larger sum than every event in its causal past, so sorting by the sum gives
-        a causal order that depends on nothing but the tapes.
-        """
+        """Return the sum of the clock's entries of each event, given as ``syncer.1:540``. An event
+        has a larger sum than every event in its causal past, so sorting by the sum gives a causal
+        order that depends on nothing but the tapes."""
         wanted: dict[str, set[int]] = {}
         for event in events:
             incarnation, number = parse_event(event)
@@ -225,8 +175,8 @@ class RecordedRun:
             raise TapeError(found.path, 0, problem) from None
 
     def _begun(self, each: Tape) -> tuple[Actor, int]:
-        """An actor as it was when its tape began, or at the snapshot that its tape continues from;
-        and the number of the last event that is in this state."""
+        """Return an actor as it was when its tape began, or at the snapshot that its tape continues
+        from; and the number of the last event that is in this state."""
         start_point = self._start_point
         start = start_point.start(each.incarnation) if start_point is not None else None
         if start is None:
@@ -239,18 +189,13 @@ class RecordedRun:
 
     @cached_property
     def _start_point(self) -> StartPoint[Any] | None:
-        """The snapshot that the tapes continue from, if they do."""
         tapes = list(self.tapes.values())
         permit = permit_of(tapes, self.path, trust=self.trust)
         return start_point_in(self.program, tapes, self.path, permit)
 
 
 def parse_event(text: str) -> tuple[str, int]:
-    """Split ``syncer.1:540`` into incarnation and event number.
-
-    Raises:
-        ConfigError: it is no event.
-    """
+    """Split ``syncer.1:540`` into incarnation and event number."""
     incarnation, _, number = text.rpartition(":")
     if not incarnation or not number.isdecimal():
         raise ConfigError(f"{text!r} is no event; want INCARNATION:NUMBER, as in syncer.1:540")
@@ -263,5 +208,4 @@ def _no_event(found: Tape, number: int) -> ConfigError:
 
 
 def order_of(incarnation: str) -> tuple[str, int]:
-    """Return what incarnations are sorted by: the actor, then the number."""
     return actor_of(incarnation), number_of(incarnation)

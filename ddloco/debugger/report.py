@@ -1,8 +1,6 @@
-"""Writes a report: one HTML file that explains a recorded run and needs nothing but a browser.
-
-What comes from tapes is data in the page, never markup: it is written as JSON without ``<``, ``>``
-and ``&``, the page's script puts it in place as text, and the page's policy runs no other script.
-"""
+"""Writes a report: one HTML file that explains a recorded run and needs nothing but a browser. What
+comes from tapes is data in the page, never markup: JSON without ``<``, ``>`` and ``&``, put in
+place as text, and the page's policy runs no other script."""
 
 import base64
 import hashlib
@@ -31,12 +29,7 @@ _SEPARATORS = (("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 def write_report(run: RecordedRun, out: Path | None, other: RecordedRun | None = None) -> Path:
     """Write the report of a run, or of two, and return its file, by default one in the run folder.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        ConfigError: there is a file that is no report, or it cannot be written.
-        Divergence: this program decides otherwise than a tape says.
-    """
+    ``ConfigError`` if there is a file that is no report, or it cannot be written."""
     place = out if out is not None else run_folder_of(run.path) / REPORT_FILE
     check_report_place(place)
     page = page_of(report_data(run, other))
@@ -56,11 +49,7 @@ def write_report(run: RecordedRun, out: Path | None, other: RecordedRun | None =
 
 
 def check_report_place(place: Path) -> None:
-    """Refuse to overwrite what is no report.
-
-    Raises:
-        ConfigError: there is something else.
-    """
+    """Refuse to overwrite what is no report."""
     if not os.path.lexists(place):
         return
     try:
@@ -73,7 +62,6 @@ def check_report_place(place: Path) -> None:
 
 
 def page_of(data: ReportData) -> bytes:
-    """Return the whole page."""
     parts = files("ddloco.debugger") / "report_page"
     style, script = ((parts / name).read_text("utf-8") for name in ("style.css", "script.js"))
     policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'"
@@ -98,6 +86,5 @@ def safe_json(data: ReportData) -> str:
 
 
 def _hash(text: str) -> str:
-    """Name a script or style for the page's policy."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"

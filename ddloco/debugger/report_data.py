@@ -1,7 +1,5 @@
-"""What a report shows of a run, as compact plain data: a summary, lanes, merges and losses.
-
-The syncer's machine is stepped once, and every tape is decoded; nothing is executed.
-"""
+"""What a report shows of a run, as compact plain data: a summary, lanes, merges and losses. The
+syncer's machine is stepped once, and every tape is decoded; nothing is executed."""
 
 from collections.abc import Sequence
 
@@ -63,8 +61,6 @@ class ReportCurve(Struct):
 
 
 class LaneMoment(Struct):
-    """An event on the time axis."""
-
     at: int
     event: str
     text: str
@@ -85,14 +81,10 @@ class RunData(Struct):
     """One run.
 
     Attributes:
-        name: of its folder.
         unit_s: the unit of every time, in seconds; ``end`` is the last moment.
-        facts: the summary.
         names: of incarnations, as clocks and cells number them.
         goodput: per part of the axis, the share of the learners' time spent computing.
         breaks: where losses left their bands, the first ones first.
-        held_out: held-out losses of the global parameters.
-        gaps: what is missing of the tapes, and where they begin.
     """
 
     name: str
@@ -123,8 +115,6 @@ class Parting(Struct):
 
 
 class ReportData(Struct):
-    """All that a report shows."""
-
     runs: list[RunData]
     same: bool = True
     lines: list[str] = []
@@ -132,8 +122,6 @@ class ReportData(Struct):
 
 
 class _Reader:
-    """Reads one run of any program, in a report of ``share`` runs."""
-
     def __init__(self, run: RecordedRun, share: int = 1) -> None:
         self.run, self.share = run, share
         self.names = Names()
@@ -143,11 +131,9 @@ class _Reader:
         self.axis = Axis(begin, end)
 
     def read(self) -> list[TapeContent]:
-        """Read all tapes."""
         return [read_tape(self.run, who, self.run.offsets.get(who, 0.0)) for who in self.run.tapes]
 
     def moment(self, event: str, text: str) -> LaneMoment:
-        """Return where an event is on the axis."""
         who, number = parse_event(event)
         at = 0.0
         for record in self.run.tape_of(who).records(number - 1):
@@ -157,7 +143,6 @@ class _Reader:
         return LaneMoment(self.axis.place(self.run.common(who, at)), event, clip(text))
 
     def data(self) -> RunData:
-        """Return what is shown of the run: its actors, and what they worked and sent."""
         actors, tapes = self.run.program.names, self.run.tapes.values()
         events = sum(each.events - each.header.after for each in tapes)
         work = sum(len(each.marks.get("worked", ())) for each in self.contents)
@@ -172,7 +157,6 @@ class _Reader:
         return self.shown(facts, actors, [], {})
 
     def duration(self, events: int) -> Fact:
-        """How long the run took."""
         said = f"{events:,} events on {len(self.run.tapes)} tapes"
         return Fact("Duration", seconds(self.axis.span_s), said)
 
@@ -184,7 +168,6 @@ class _Reader:
         clocks: dict[str, dict[str, int]],
         columns: Sequence[Merge] = (),
     ) -> RunData:
-        """Return what is shown of any run, with the merges that there are."""
         return RunData(
             name=self.run.path.resolve().name,
             unit_s=self.axis.unit_s,
@@ -205,13 +188,10 @@ class _Reader:
         )
 
     def placed(self, merge: Merge) -> int:
-        """Return where a merge is on the axis."""
         return self.axis.place(self.run.common(syncer_of(merge), merge.at))
 
 
 class _JobReader(_Reader):
-    """Reads one run of a job."""
-
     def __init__(self, run: RecordedJob, share: int = 1) -> None:
         self.job = run
         merges = list(run.merges())
@@ -237,7 +217,6 @@ class _JobReader(_Reader):
         return contents
 
     def data(self) -> RunData:
-        """Return what is shown of the run."""
         found = analyse_losses(self.job)
         clocks = {
             f"{each.incarnation}:{n}": clock
@@ -264,7 +243,6 @@ class _JobReader(_Reader):
         return shown
 
     def of_learner(self, learner: str) -> list[TapeContent]:
-        """Return what is on the tapes of a learner's incarnations, in order."""
         return [each for each in self.contents if actor_of(each.incarnation) == learner]
 
     def curve(self, learner: str) -> ReportCurve:
@@ -299,7 +277,6 @@ class _JobReader(_Reader):
         return [min(each / max(len(self.learners), 1), 1.0) for each in busy]
 
     def links(self) -> list[LinkLife]:
-        """Return the payloads of each learner's link."""
         plan = self.job.plan
         links = {each: LinkLife(each, 0, 0, 0, 0, 0) for each in self.learners}
         for content in self.contents:
@@ -339,7 +316,6 @@ def _spread(busy: list[float], begin: float, end: float) -> None:
 
 
 def _facts(reader: _JobReader, found: LossFindings) -> list[Fact]:
-    """The summary."""
     run, merges, contents = reader.job, reader.merges, reader.contents
     job = run.job.job
     count = sum(len(each.contributions) for each in merges)
@@ -375,7 +351,6 @@ def _facts(reader: _JobReader, found: LossFindings) -> list[Fact]:
 
 
 def _goodput(numbers: Numbers) -> Fact:
-    """Goodput, and how the learners' time was spent."""
     share = f"{numbers.goodput:.1%}" if numbers.goodput is not None else "unknown"
     since = "since the syncer's restart: " * numbers.restarted
     return Fact("Goodput", share, since + time_in_words(numbers))
@@ -388,7 +363,6 @@ def _interval(numbers: Numbers, asked: int) -> list[Fact]:
 
 
 def _steps_note(reader: _JobReader) -> str:
-    """How many steps each learner has finished."""
     counts = {who: sum(len(c.steps) for c in reader.of_learner(who)) for who in reader.learners}
     if not counts:
         return ""
@@ -397,7 +371,6 @@ def _steps_note(reader: _JobReader) -> str:
 
 
 def _incarnations(reader: _JobReader) -> Fact:
-    """Learners, with how many were killed and returned."""
     learners = [reader.job.tapes[each] for each in reader.job.learners]
     kills = sum(each.closed is None for each in learners)
     returns = len(learners) - len({actor_of(each.incarnation) for each in learners})
@@ -448,13 +421,6 @@ def _reader(run: RecordedRun, share: int) -> _Reader:
 
 
 def report_data(run: RecordedRun, other: RecordedRun | None = None) -> ReportData:
-    """Return what a report shows of a run, or of two.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        ConfigError: the runs cannot be compared.
-        Divergence: this program decides otherwise than a tape says.
-    """
     if other is None:
         return ReportData([_reader(run, 1).data()])
     mine, theirs = _reader(run, 2), _reader(other, 2)

@@ -1,9 +1,6 @@
-"""What a report shows of each actor's tape: inner steps in blocks, messages and other marks, all on
-one time axis, in columns of small numbers.
-
-A column that only grows (times, event numbers, inner steps) holds differences: the first value,
-then how much each one is larger than the one before it.
-"""
+"""What a report shows of each actor's tape, on one time axis, in columns of small numbers. A column
+that only grows (times, event numbers, inner steps) holds differences: the first value, then how
+much each one is larger than the one before it."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -88,10 +85,8 @@ class Steps(Blocks):
     """The blocks that a page shows first.
 
     Attributes:
-        count: steps in all.
-        begun: when the first one began.
-        clock: the entries that the actor learned since the block before: actor, number, ...;
-            absent if there would be too many.
+        clock: the entries that the actor learned since the block before: actor, number, ...; absent
+            if there would be too many.
         finer: the same in smaller blocks, the larger ones first, as far as the file holds them;
             shown when the page is zoomed in.
     """
@@ -154,8 +149,6 @@ class Lane(Struct):
 
 
 class Point(Struct):
-    """A mark as it was read."""
-
     at: float
     n: int
     t: int = 0
@@ -206,7 +199,6 @@ class TapeContent:
     begin: float = math.inf
     end: float = -math.inf
     begun: float | None = None
-    """When the first step began."""
     steps: list[RawStep] = field(default_factory=list[RawStep])
     marks: dict[str, list[Point]] = field(default_factory=dict[str, list[Point]])
     notes: list[tuple[float, int, str, str]] = field(
@@ -217,13 +209,11 @@ class TapeContent:
     payloads: list[Received] = field(default_factory=list[Received])
     """Of each message with a payload: kind, peer, and fragment or piece."""
     clocks: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
-    """Whole clocks, at the events that were asked for."""
 
 
 def read_tape(
     run: RecordedRun, incarnation: str, offset: float, wanted: Iterable[int] = ()
 ) -> TapeContent:
-    """Read one tape once."""
     content = TapeContent(incarnation)
     asked = set(wanted)
     known = dict(run.tape_of(incarnation).header.clock)
@@ -330,7 +320,8 @@ def _see_rare(content: TapeContent, at: float, n: int, event: Any, cuts: set[str
 
 
 def first_step_at(run: RecordedJob, learner: str) -> float | None:
-    """When a learner asked for its first step, on its own clock; None if its tape does not say."""
+    """Return when a learner asked for its first step, on its own clock; None if its tape does not
+    say."""
     try:
         asked = run.first_step(learner)
     except (TapeError, SnapshotError):
@@ -347,19 +338,15 @@ class Axis:
         self.unit_s = max(10.0 ** (math.ceil(math.log10(span)) - 8), 1e-6)
 
     def place(self, at: float) -> int:
-        """Return a time in units since the beginning."""
         return round((at - self.begin) / self.unit_s)
 
 
 class Names:
-    """Numbers for the incarnations that clocks name."""
-
     def __init__(self) -> None:
         self.all: list[str] = []
         self._numbers: dict[str, int] = {}
 
     def number(self, name: str) -> int:
-        """Return the number of a name, a new one if need be."""
         if name not in self._numbers:
             self._numbers[name] = len(self.all)
             self.all.append(name)
@@ -381,7 +368,6 @@ def to_differences(values: Iterable[int]) -> list[int]:
 
 
 def evenly(count: int, most: int) -> Iterator[int]:
-    """Yield at most ``most`` positions of ``count``, evenly spread."""
     if count <= most:
         yield from range(count)
     else:
@@ -439,10 +425,8 @@ def _segment(
 
 
 def gaps_in(content: TapeContent, axis: Axis) -> list[Gap]:
-    """Return when a learner compiled, waited for a batch, or was stopped: the longest ones.
-
-    When in a step that was is not known; it is shown at the step's beginning.
-    """
+    """Return when a learner compiled, waited for a batch, or was stopped: the longest ones. When in
+    a step that was is not known; it is shown at the step's beginning."""
     found: list[tuple[float, Gap]] = []
     begun = content.begun
     for each in content.steps:
@@ -485,7 +469,6 @@ def _blocks(content: TapeContent, axis: Axis, names: Names, most: int, finer: in
 
 
 def _sizes(coarse: int, fine: int) -> list[int]:
-    """Return the sizes of the blocks of the finer levels, the larger ones first."""
     if fine >= coarse:
         return []
     if coarse <= LEVEL_TIMES * fine:
@@ -526,5 +509,4 @@ def finite(value: float | None) -> float | None:
 
 
 def clip(text: str) -> str:
-    """Cut off a long text."""
     return text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…"

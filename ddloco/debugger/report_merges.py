@@ -40,8 +40,6 @@ class Bars(Struct):
 
 
 class Column(Struct):
-    """One merge of the matrix."""
-
     t: int
     p: int
     event: str
@@ -95,7 +93,6 @@ def bars_of(
     names: Names,
     share: int,
 ) -> Bars:
-    """Return merges as columns of numbers, thinned evenly."""
     shown = [merges[i] for i in evenly(len(merges), BARS_MAX // share)]
     width = axis.unit_s
     since = [each.launched_at - each.wait.total_s for each in shown]
@@ -118,7 +115,6 @@ def bars_of(
 
 
 def syncer_of(merge: Merge) -> str:
-    """Return the incarnation of the syncer that did a merge."""
     return merge.event.rpartition(":")[0]
 
 
@@ -142,7 +138,6 @@ def matrix_of(
     clocks: Mapping[str, dict[str, int]],
     names: Names,
 ) -> Matrix:
-    """Return the matrix of the merges that are shown."""
     reasons: dict[str, int] = {}
     matrix = Matrix(of, list(learners), [], [[] for _ in learners], [])
     for merge in merges:

@@ -24,24 +24,14 @@ from ddloco.stage.programs.program import SOURCE
 from ddloco.workers.task_sources import changed_lines, kept_sources
 
 Class = Literal["data", "arithmetic", "timing", "code", "environment", "configuration"]
-"""What kind of difference it is.
-
-data: another batch. timing: arrival times or pacing decided otherwise. The others: the same inputs
-led to another result; ``code``, ``environment`` or ``configuration`` if only that was recorded
-differently, else ``arithmetic``.
-"""
+"""What kind of difference it is. data: another batch. timing: arrival times or pacing decided
+otherwise. The others: the same inputs led to another result; ``code``, ``environment`` or
+``configuration`` if only that was recorded differently, else ``arithmetic``."""
 
 
 class Difference(Struct, frozen=True):
-    """One item that differs although all that it was computed from is equal.
-
-    Attributes:
-        what: the item, in words.
-        kind: what kind of difference it is.
-        detail: how the two differ, in words.
-        one: the event of the first run that shows it.
-        other: likewise of the second run.
-    """
+    """One item that differs although all that it was computed from is equal, with the event of each
+    run that shows it."""
 
     what: str
     kind: Class
@@ -51,17 +41,8 @@ class Difference(Struct, frozen=True):
 
 
 class Distance(Struct, frozen=True):
-    """How far a learner's losses have parted.
-
-    Attributes:
-        learner: its incarnation.
-        since: the first inner step whose losses differ.
-        most: the largest difference of two losses of the same inner step.
-        most_at: that inner step.
-        last: the last inner step that both runs have.
-        one: the loss of that step in the first run.
-        other: likewise in the second run.
-    """
+    """How far a learner's losses have parted: from the inner step ``since`` on, by ``most`` at step
+    ``most_at``, and at the last step that both runs have."""
 
     learner: str
     since: int
@@ -72,7 +53,6 @@ class Distance(Struct, frozen=True):
     other: float
 
     def line(self) -> str:
-        """Return it in words."""
         return (
             f"losses of {self.learner} differ from inner step {self.since} on, by at most "
             f"{self.most:.4g} (step {self.most_at}); at step {self.last} they are "
@@ -84,17 +64,9 @@ class RunDiff(Struct, frozen=True):
     """What ``compare`` found.
 
     Attributes:
-        equal: how many items both runs have and which are equal.
-        differing: how many items both runs have and which differ.
         recorded: what was recorded differently (settings, versions, sources), in words.
         first: the differences whose causes are all equal, in a causal order of the first run.
-        compared: what was compared, in words.
-        notes: what was not compared although both runs may have it, in words.
-        batches: how far the batches of each learner are equal, in words.
         computations: of how many computations with equal inputs the results are equal, in words.
-        distances: how far the losses of each learner part.
-        held_out: the held-out losses, where both have one.
-        only: what only one of the runs has, in words.
         times: for which learners a step took far longer in one run, in words; this makes no
             difference.
     """
@@ -118,7 +90,6 @@ class RunDiff(Struct, frozen=True):
         return not (self.differing or self.only or self.notes)
 
     def lines(self) -> list[str]:
-        """Return the findings in words."""
         lines = [f"recorded differently: {each}" for each in self.recorded[:LISTED_MAX]]
         lines += self.notes
         if self.same:
@@ -143,12 +114,7 @@ class RunDiff(Struct, frozen=True):
 
 def compare(one: RecordedRun, other: RecordedRun, processes: int = 1) -> RunDiff:
     """Compare two runs by what their items mean; times and event numbers do not count.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        ConfigError: the method of one of the jobs has no merges, or only one of them is a job.
-        Divergence: this program decides otherwise than a tape says.
-    """
+    ``ConfigError`` if the method of one of the jobs has no merges, or only one of them is a job."""
     mine, theirs = _aligned(one, other, processes)
     both = [key for key in mine.items if key in theirs.items]
     differing = sum(mine.items[key].content != theirs.items[key].content for key in both)
@@ -262,7 +228,6 @@ def _kind(key: Key, recorded: Sequence[tuple[Class, str]]) -> Class:
 
 
 def _decided(key: Key, one: tuple[Any, ...], other: tuple[Any, ...]) -> str:
-    """How two decisions differ, in words."""
     match key.kind:
         case "merge":
             return f"took {_names(one)} in the one, {_names(other)} in the other"
@@ -278,7 +243,6 @@ def _decided(key: Key, one: tuple[Any, ...], other: tuple[Any, ...]) -> str:
 
 
 def _computed(key: Key, mine: Alignment, theirs: Alignment) -> str:
-    """What came out differently, in words, and what it was computed from that was compared."""
     one, other = mine.items[key], theirs.items[key]
     match key.kind:
         case "step" | "update":
@@ -342,7 +306,6 @@ def _in_tensors(one: Item, other: Item) -> str:
 
 
 def _computations(mine: Alignment, theirs: Alignment) -> Iterator[str]:
-    """How many computations that both runs did with equal inputs have equal results, in words."""
     both = [k for k in mine.items if k.kind == "computation" and k in theirs.items]
     equal = sum(mine.items[key].content == theirs.items[key].content for key in both)
     if any(key.kind == "computation" for items in (mine.items, theirs.items) for key in items):
@@ -351,7 +314,6 @@ def _computations(mine: Alignment, theirs: Alignment) -> Iterator[str]:
 
 
 def _batches(mine: Alignment, theirs: Alignment) -> Iterator[str]:
-    """How far the batches of each learner are equal, in words."""
     equal = 0
     for who in mine.losses:
         numbers = [each.number for each in mine.items if each[:2] == ("batch", who)]
@@ -400,7 +362,6 @@ COUNTED = {"step": "inner steps", "merge": "merges", "event": "events"}
 
 
 def _only(one: Alignment, other: Alignment, where: str) -> Iterator[str]:
-    """What only one run has, by kind and actor, in words."""
     counts: dict[tuple[str, str], int] = {}
     for key in one.items:
         if key not in other.items and key.kind in COUNTED:
@@ -440,7 +401,6 @@ def _recorded(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str
 
 
 def _changed_sources(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:
-    """Compare the task's source files, which both run folders keep."""
     mine, theirs = (kept_sources(run_folder_of(run.path)) for run in (one, other))
     for line in changed_lines(mine, theirs):
         yield "code", f"task source: {line}"

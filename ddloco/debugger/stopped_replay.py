@@ -26,19 +26,9 @@ Tensors = dict[str, NDArray[Any]]
 
 
 class StoppedReplay:
-    """A job in the middle of its replay, workers and all.
-
-    Args:
-        run: the recorded run.
-        runners: what replays each tape, by incarnation.
-        incarnation: the actor that the replay was stopped for.
-        number: the event that it would handle next.
-
-    Attributes:
-        event: that event.
-        machine: that actor's machine, before the event.
-        status: that machine's status, or what is seen of it from outside (``ActorStatus``).
-    """
+    """A job in the middle of its replay, workers and all, before the actor ``incarnation`` handles
+    event ``number``. ``status`` is its machine's, or what is seen of it from outside
+    (``ActorStatus``)."""
 
     def __init__(
         self, run: RecordedRun, runners: Mapping[str, TapeRunner], incarnation: str, number: int
@@ -54,16 +44,11 @@ class StoppedReplay:
         )
 
     def arrays(self, actor: str = "") -> list[str]:
-        """Return the handles of an actor's arrays, by name or incarnation; by default, of the actor
-        that the replay was stopped for."""
         return sorted(self._runner(actor).arrays.handles())
 
     def array(self, handle: str, actor: str = "") -> Tensors:
-        """Return copies of the tensors under a handle, by name.
-
-        Raises:
-            ConfigError: there is no such array, or it could not be computed.
-        """
+        """Return copies of the tensors under a handle, by name; ``ConfigError`` if there is no such
+        array, or it could not be computed."""
         arrays = self._runner(actor).arrays
         if handle not in arrays.handles():
             there = ", ".join(sorted(arrays.handles())[:12]) or "none"
@@ -83,7 +68,6 @@ class StoppedReplay:
         )
 
     def plan(self) -> FragmentPlan | None:
-        """Return how a job's parameters are cut into fragments; None of a user's own program."""
         return self.run.plan if isinstance(self.run, RecordedJob) else None
 
 
@@ -124,13 +108,8 @@ def replay_until(
     turns: Path | None = None,
 ) -> Report:
     """Replay a run up to just before an event, and look at it there, once; the number after a
-    tape's last stands for its end. The other arguments are those of ``replay_of``.
-
-    Everything in the event's causal past has happened then, and nothing else.
-
-    Raises:
-        TapeError, ConfigError, WorkerRequestError: see ``replay_of``.
-    """
+    tape's last stands for its end. The other arguments are those of ``replay_of``. Everything in
+    the event's causal past has happened then, and nothing else."""
     check_task(list(run.tapes.values()), run.path, task, trust=trust)
     last = run.tape_of(incarnation).events
     known = run.clock(incarnation, min(number, last)).wire()
@@ -145,7 +124,6 @@ def replay_until(
 
 
 def arrays_at(run: RecordedRun, incarnation: str, number: int, handle: str) -> Tensors:
-    """Return the tensors under a handle after an event of an actor."""
     found: list[Tensors] = []
     report = replay_until(
         run,

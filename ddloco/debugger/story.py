@@ -1,8 +1,6 @@
 """What happened to one actor, from its start to its end, in lines that a person can read aloud.
-
-Steps and merges in which nothing else happens are one line. What an actor observed comes from its
-own tape; what its syncer observed of it, and the merges, from the syncer's.
-"""
+Steps and merges in which nothing else happens are one line. What its syncer observed of it, and the
+merges, come from the syncer's tape."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,13 +37,8 @@ ROUTINE = frozenset({"step", "merge"})
 
 
 class Line(Struct, frozen=True):
-    """One line of a story.
-
-    Attributes:
-        at: when it began, in seconds on the one axis of the run.
-        event: the event that shows it; of several the first.
-        text: what happened, in words.
-    """
+    """One line of a story, ``at`` seconds on the one axis of the run; of several events the first
+    shows it."""
 
     at: float
     event: str
@@ -64,12 +57,7 @@ class _Entry(Struct, frozen=True):
 
 
 def story_of(run: RecordedRun, name: str) -> list[Line]:
-    """Return the story of an actor, of all its incarnations or of one.
-
-    Raises:
-        ConfigError: there is no tape of such an actor.
-        Divergence: this program decides otherwise than a tape says.
-    """
+    """Return the story of an actor, of all its incarnations or of one."""
     own = [each for each in run.tapes if name in {each, actor_of(each)}]
     if not own:
         there = ", ".join(run.tapes)
@@ -83,7 +71,6 @@ def story_of(run: RecordedRun, name: str) -> list[Line]:
 
 
 def _of_tape(run: RecordedRun, who: str) -> Iterator[_Entry]:
-    """What an incarnation's own tape tells."""
     stepper, after = run.stepper(who), run.tape_of(who).header.after
     first, steps = stepper.first, list(stepper.steps())
     times = [run.common(who, step.at) for step in steps]

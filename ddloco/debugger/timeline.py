@@ -1,10 +1,6 @@
-"""Events of all tapes in one causal order, on one time axis.
-
-Every actor's times count from its own start. How far the clocks of two actors are apart is
-estimated from the messages between them, in both directions, assuming that the fastest message each
-way takes equally long (as NTP does). Where that would put a cause after its effect, the effect's
-actor is moved. The estimate orders and labels events; it decides nothing.
-"""
+"""Events of all tapes in one causal order, on one time axis. How far the clocks of two actors are
+apart is estimated from the messages between them, assuming that the fastest message each way takes
+equally long (as NTP does); an effect is never before its cause. The estimate decides nothing."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,15 +24,10 @@ class TimelineArrival(msgspec.Struct, frozen=True):
 
 
 class TimelineEvent:
-    """One event, decoded without a schema, so that tapes of any program can be shown.
+    """One event, decoded without a schema, so that tapes of any program can be shown. ``at`` is in
+    seconds on the actor's own clock, ``common_at`` on that of the reference actor, as estimated.
 
     Attributes:
-        actor: the incarnation.
-        number: the event's number.
-        clock: all that the actor had heard of, this event included.
-        at: the time on the actor's own clock, in seconds.
-        common_at: the time on the clock of the reference actor, in seconds, as estimated.
-        fields: the event as plain data.
         effects: what the tape says of its handling; None if the actor was killed there.
     """
 
@@ -53,20 +44,16 @@ class TimelineEvent:
 
     @property
     def kind(self) -> str:
-        """The type of the event, such as StepFinished."""
         return str(self.fields.get("type", "?"))
 
     @property
     def body(self) -> dict[str, Any] | None:
-        """The body of the message, if the event is an arrival."""
         body = self.fields.get("body")
         return body if isinstance(body, dict) else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the event as plain data; bytes are hexadecimal.
-
-        ``clock`` is the actor's; the one that a message carried is ``message_clock``.
-        """
+        """Return the event as plain data; bytes are hexadecimal. The clock that a message carried
+        is ``message_clock``."""
         plain = _plain(self.fields)
         carried = {"message_clock": plain.pop("clock")} if "clock" in plain else {}
         return {
@@ -92,11 +79,7 @@ def _plain(value: Any) -> Any:
 
 def timeline(tapes: Sequence[Tape]) -> list[TimelineEvent]:
     """Return all events in one causal order; among concurrent ones the earlier comes first.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        CausalityError: the tapes cannot be of one run.
-    """
+    ``CausalityError`` if the tapes cannot be of one run."""
     offsets = clock_offsets(tapes)
     events = {each.incarnation: list(_events_of(each, offsets)) for each in tapes}
     cut_short = [each.incarnation for each in tapes if each.closed is None]
@@ -142,11 +125,9 @@ def _events_of(each: Tape, offsets: Mapping[str, float]) -> Iterator[TimelineEve
 
 
 def clock_offsets(tapes: Iterable[Tape]) -> dict[str, float]:
-    """Return the seconds to add to each actor's times to get those of the reference actor.
-
-    The reference is the actor that has exchanged messages with most others: in a job, a syncer. An
-    actor that exchanged none with it, directly or through others, gets 0.
-    """
+    """Return the seconds to add to each actor's times to get those of the reference actor, which
+    has exchanged messages with most others: in a job, a syncer. An actor that exchanged none with
+    it, directly or through others, gets 0."""
     times, fastest = _delays(tapes)
     links: dict[str, set[str]] = {name: set() for name in times}
     for sender, receiver in fastest:
@@ -170,11 +151,9 @@ def clock_offsets(tapes: Iterable[Tape]) -> dict[str, float]:
 def _forwards(
     offsets: dict[str, float], fastest: Mapping[tuple[str, str], float]
 ) -> dict[str, float]:
-    """Return offsets under which no message arrives before it was sent.
-
-    Among three actors, each pair's estimate may contradict the other two. If the clocks drift, no
-    offsets do for all messages, and this ends after as many rounds as there are actors.
-    """
+    """Return offsets under which no message arrives before it was sent. Among three actors, each
+    pair's estimate may contradict the other two. If the clocks drift, no offsets do for all
+    messages, and this ends after as many rounds as there are actors."""
     for _ in offsets:
         late = {
             (sender, receiver): took_s
@@ -189,13 +168,8 @@ def _forwards(
 
 
 def _offset(there_s: float | None, back_s: float | None) -> float:
-    """Return how far the clock of the other actor is behind, in seconds.
-
-    Args:
-        there_s: the least difference of arrival and departure of messages to it, each on the clock
-            of its own actor; None if there were none.
-        back_s: likewise of messages from it.
-    """
+    """Return how far the clock of the other actor is behind, in seconds, from the least differences
+    of arrival and departure each way; None if there were no messages."""
     if there_s is not None and back_s is not None:
         return (back_s - there_s) / 2
     if there_s is not None:
@@ -232,11 +206,6 @@ def _delays(tapes: Iterable[Tape]) -> tuple[dict[str, list[float]], dict[tuple[s
 
 
 def receipt_of(event: dict[str, Any]) -> Receipt | None:
-    """The receipt in an arrival, which is given as plain data.
-
-    Raises:
-        ValueError: it does not have the fields of an arrival.
-    """
     if event.get("type") != "MessageArrived":
         return None
     said = msgspec.convert(event, TimelineArrival)

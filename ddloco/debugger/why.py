@@ -21,11 +21,7 @@ Told = tuple[list[str], dict[str, Any]]
 
 
 def why_merge(run: RecordedJob, t: int) -> Told:
-    """Explain a merge: what its launch waited for, who was in it, and who was not.
-
-    Raises:
-        ConfigError: the run has no such merge.
-    """
+    """Explain a merge: what its launch waited for, who was in it, and who was not."""
     merge = run.merge(t)
     wait = merge.wait
     held = (
@@ -43,11 +39,7 @@ def why_merge(run: RecordedJob, t: int) -> Told:
 
 
 def why_absent(run: RecordedJob, learner: str, t: int | None) -> Told:
-    """Explain why a learner is not in a merge; without one, from which merges it was absent.
-
-    Raises:
-        ConfigError: the run has no such merge or no such learner.
-    """
+    """Explain why a learner is not in a merge; without one, from which merges it was absent."""
     if actor_of(learner) not in run.job.learner_names() and learner not in run.job.learner_names():
         names = ", ".join(run.job.learner_names()[:8])
         raise ConfigError(f"{learner!r} is no learner of this job; it has {names}")
@@ -68,11 +60,6 @@ def why_absent(run: RecordedJob, learner: str, t: int | None) -> Told:
 
 
 def why_event(run: RecordedRun, event: str, most: int) -> Told:
-    """Explain an event: the chain of its causes, back to what came from outside.
-
-    Raises:
-        ConfigError: there is no such event.
-    """
     if most < 1:
         raise ConfigError(f"--depth {most}: want the number of causes to show, 1 or more")
     incarnation, number = parse_event(event)
@@ -87,13 +74,11 @@ def why_event(run: RecordedRun, event: str, most: int) -> Told:
 
 
 def why_loss(run: RecordedJob) -> Told:
-    """Explain what led to a blow-up of the loss, if there was one."""
     findings = analyse_losses(run)
     return findings.lines(), msgspec.to_builtins(findings)
 
 
 def why_anything(run: RecordedJob) -> Told:
-    """Say what all detectors found, and which of them were quiet."""
     found, quiet = detect(run)
     lines = [line for each in found for line in each.lines]
     said = f"nothing to say of: {', '.join(quiet)}"
@@ -114,7 +99,6 @@ def _contribution_line(each: MergeAnswer) -> str:
 
 
 def _at(event: str) -> str:
-    """Where something happened: at an event, or before there is a tape of it."""
     return f"at {event}" if event else "before the tape begins"
 
 
@@ -126,7 +110,6 @@ def _absence_line(each: Absence) -> str:
 
 
 def _undecided(merge: Merge) -> Sequence[str]:
-    """What the evidence of a merge cannot decide."""
     measured = [each.cosine for each in merge.contributions] + [x.cosine for x in merge.absent]
     if len([each for each in measured if each is not None]) != 2:
         return []

@@ -17,7 +17,6 @@ LISTED_MAX = 4
 
 
 def phrase(event: Any) -> str:
-    """Return what happened, on one line."""
     match event:
         case MessageArrived():
             return f"{body_phrase(event.body)} arrived from {event.sender}"
@@ -55,7 +54,6 @@ def phrase(event: Any) -> str:
 
 
 def body_phrase(body: Any) -> str:
-    """Return what a message says, on one line."""
     match body:
         case Progress():
             return f"Progress (step {body.step})"
@@ -83,11 +81,9 @@ def _fields(value: Any) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
     more = len(names) - LISTED_MAX
     return ", ".join(names[:LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def clipped(text: str, width: int = FIELDS_CHARS_MAX) -> str:
-    """Cut off a text that is longer than ``width`` characters."""
     return text if len(text) <= width else f"{text[: width - 3]}..."
