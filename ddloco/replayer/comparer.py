@@ -30,13 +30,10 @@ NEVER_SAID = "nothing: never sent"
 """In place of a message that a replay of its sender does not send."""
 
 NOT_ASKED = "nothing: not asked for"
-"""In place of the result of work that a replay of the actor does not ask for."""
 
 
 @final
 class Comparer:
-    """Confirms the events of a tape in a replay."""
-
     def __init__(
         self, state: ReplayState, player: Player[Any], pending: PendingWork, start: Start | None
     ) -> None:
@@ -48,12 +45,10 @@ class Comparer:
         self._start = start
         results = start.results if start is not None else ()
         self._given = {each.work: each for each in results}
-        """The results that the snapshot has, by their work."""
 
     def admit(
         self, record: tape.Event, event: Any, outcome: tape.Effects | tape.Raised | None
     ) -> Sequence[Any]:
-        """Let the machine handle an event, and compare what it asks for."""
         return self._player.play(record, event, outcome)
 
     async def confirm(self, record: tape.Event, event: Any) -> Any:
@@ -110,7 +105,8 @@ class Comparer:
         return there.before(sender, number) or former
 
     def _confirm_flight(self, record: tape.Event, event: MessageArrived[Any]) -> Payload | None:
-        """It was said before the cut and came after it: it must have been in flight."""
+        """Confirm a message that was said before the cut and came after it: it must have been in
+        flight."""
         assert self._start is not None, "an actor that began later knows no event before that"
         found = {passed(each): each for each in self._start.flight}.get(passed(event))
         if found is None:
@@ -188,7 +184,6 @@ class Comparer:
         raise found
 
     def _wrote(self, event: WorkResult) -> bool:
-        """Whether it tells of what was written of the snapshot that this replay begins with."""
         if self._start is None or not isinstance(event, Captured):
             return False
         return event.content in self._start.part.contents
@@ -202,7 +197,6 @@ async def open_comparison(
     executor: ReplayExecutor,
     start: Start | None,
 ) -> AsyncIterator[TapeRunner]:
-    """Open what plays a tape and compares everything; see ``Comparer`` and ``TapeRunner``."""
     async with open_pending(executor) as pending:
         comparer = Comparer(state, player, pending, start)
         if start is not None:
@@ -216,7 +210,6 @@ replay repeats."""
 
 
 def difference_of(recorded: Any, found: Any) -> Difference | None:
-    """Return what kind of difference two results have; None if they are equal."""
     if type(recorded) is not type(found):
         return Difference("the work ended otherwise")
     fields = [name for name in recorded.__struct_fields__ if name not in MEASURED]
@@ -230,18 +223,14 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _arrives_as(body: Any, said: Any) -> bool:
-    """Whether what a sender said arrives as ``body``.
-
-    They are not equal if a learner reports that its loss is NaN, and have other bits if a field of
-    type float was set to an integer.
-    """
+    """Whether what a sender said arrives as ``body``. They are not equal if a learner reports that
+    its loss is NaN, and have other bits if a field of type float was set to an integer."""
     if body == said:
         return True
     return same(body, msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=type(said)))
 
 
 def changed_facts(name: str, then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return how an actor's facts differ from those that were recorded, a line for each."""
     return [
         f"{name}: {_known_as(key)} was {then.get(key, UNSET)}, is {now.get(key, UNSET)}"
         for key in sorted({*then, *now})
@@ -250,7 +239,6 @@ def changed_facts(name: str, then: Mapping[str, str], now: Mapping[str, str]) ->
 
 
 def _known_as(key: str) -> str:
-    """The entry of a fingerprint, for people."""
     if key.startswith(READ):
         return f"the variable {key.removeprefix(READ)}, which the task reads,"
     return key

@@ -1,7 +1,5 @@
 """What is missing of a run's tapes: whole tapes, their ends, their beginnings, and what is damaged.
-
-It is found from the tapes alone: from what they have heard of others. Nothing is executed.
-"""
+It is found from what the tapes have heard of others; nothing is executed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,12 +22,6 @@ LISTED_MAX = 8
 
 
 def gaps_of(tapes: Sequence[Tape], path: Path) -> list[str]:
-    """Return what is missing or damaged, a line for each.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        ConfigError: this version cannot run the recorded job.
-    """
     gaps = [f"{name}: no tape" for name in missing_tapes(tapes, path)]
     gaps += [f"{each.incarnation}: {damage_said(each)}" for each in tapes if each.damage]
     for each in tapes:
@@ -41,7 +33,6 @@ def gaps_of(tapes: Sequence[Tape], path: Path) -> list[str]:
 
 
 def begins_said(tapes: Sequence[Tape]) -> list[str]:
-    """Return which tapes do not have their first events, in words."""
     dropped = [each for each in tapes if each.dropped]
     lines = [f"{each.incarnation}: {dropped_before(each)}" for each in dropped]
     snapshots = {
@@ -58,12 +49,10 @@ def begins_said(tapes: Sequence[Tape]) -> list[str]:
 
 
 def dropped_before(each: Tape) -> str:
-    """A description of the deleted part of a tape."""
     return f"begins after event {each.header.after}: earlier events were deleted"
 
 
 def listed(gaps: Sequence[str]) -> list[str]:
-    """Return the lines that name gaps, of many the first ones and how many more there are."""
     lines = [f"gap: {each}" for each in gaps[:LISTED_MAX]]
     more = len(gaps) - LISTED_MAX
     return [*lines, f"gap: and {more} more"] if more > 0 else lines
@@ -71,12 +60,9 @@ def listed(gaps: Sequence[str]) -> list[str]:
 
 def missing_tapes(tapes: Sequence[Tape], path: Path) -> list[str]:
     """Return the incarnations that took part in what the tapes tell and have no tape, and the
-    syncers that have none.
-
-    A single tape is expected to come without the others. One that an actor heard of before its tape
-    begins, and that did not come along, took no part. Where tapes are bounded by snapshots, those
-    of former incarnations may have been deleted.
-    """
+    syncers that have none. A single tape is expected to come without the others. One that an actor
+    heard of before its tape begins, and that did not come along, took no part. Where tapes are
+    bounded by snapshots, those of former incarnations may have been deleted."""
     if path.is_file():
         return []
     present = {each.incarnation for each in tapes} | {
@@ -103,11 +89,9 @@ def missing_tapes(tapes: Sequence[Tape], path: Path) -> list[str]:
 
 
 def two_runs(tapes: Sequence[Tape]) -> str | None:
-    """Return who was two actors under one name, in words; None if nobody was.
-
-    A listening actor names its run to those who dial it. One that is started in an empty folder has
-    another run, and numbers its incarnations and events from the beginning again.
-    """
+    """Return who was two actors under one name, in words; None if nobody was. A listening actor
+    names its run to those who dial it. One that is started in an empty folder has another run, and
+    numbers its incarnations and events from the beginning again."""
     runs: dict[str, str] = {}
     for each in tapes:
         for record in each.records():

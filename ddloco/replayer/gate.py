@@ -1,8 +1,6 @@
-"""How far each tape of a replay may go: to its end, or to a consistent cut.
-
-The limits of a cut are the clock of an event, which is causally closed: no event within it
-depends on one outside of it, so all tapes come to their limits.
-"""
+"""How far each tape of a replay may go: to its end, or to a consistent cut. The limits of a cut are
+the clock of an event: no event within it depends on one outside, so all tapes come to their
+limits."""
 
 from collections.abc import Collection, Mapping
 
@@ -28,11 +26,9 @@ class ReplayGate:
         return self._limits is not None and not self._limits.get(incarnation, 0)
 
     def beyond(self, incarnation: str, number: int) -> bool:
-        """Whether an event of a tape is not handled before the cut is reached."""
         return self._limits is not None and number > self._limits.get(incarnation, 0)
 
     async def passing(self, incarnation: str, number: int) -> None:
-        """Wait until event ``number`` of a tape may be handled."""
         if self.beyond(incarnation, number):
             self.ended(incarnation)
             await self._opened.wait()
@@ -43,7 +39,6 @@ class ReplayGate:
             await self._stopped[incarnation].wait()
 
     def ended(self, incarnation: str) -> None:
-        """Note that a tape has come to its limit or to its end."""
         self._running.discard(incarnation)
         self._stopped[incarnation].set()
         if not self._running:

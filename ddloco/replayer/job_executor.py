@@ -47,8 +47,6 @@ from replay import Tape
 @final
 @dataclass
 class JobExecutor:
-    """Does the work of a learner or a syncer again."""
-
     started: Started
     job: Job
     executor: WorkExecutor | SimulatedWorkExecutor
@@ -60,7 +58,6 @@ class JobExecutor:
     """Whether the worker has the parameters and moments that it had in the run."""
     _merges: list[trio.Event] = field(default_factory=list[trio.Event], init=False)
     _fragments: dict[int, int] = field(default_factory=dict[int, int], init=False)
-    """The fragment that a piece of work is about, by its number."""
 
     def begin(self, work: Work) -> Awaitable[WorkResult] | None:
         """Begin a piece of work; None if something that it reads is missing."""
@@ -76,11 +73,9 @@ class JobExecutor:
         return work if self.change is None else self.change.changed(work)
 
     def _can_do(self, work: Work) -> bool:
-        """Whether all that the work reads is known: arrays, and the worker's own state.
-
-        A step that could not be executed leaves a worker whose parameters and moments are not
-        those of the run; no later step can be checked.
-        """
+        """Whether all that the work reads is known: arrays, and the worker's own state. A step that
+        could not be executed leaves a worker whose parameters and moments are not those of the run;
+        no later step can be checked."""
         if isinstance(work, Recover) and isinstance(self.executor, WorkExecutor):
             return False  # What the disk held is a fact: see ``_check_recovered``.
         known = self.arrays.known(*work.reads)
@@ -115,7 +110,6 @@ class JobExecutor:
     # What is compared.
 
     def check_fact(self, event: Any) -> bool:
-        """Check what the worker told when it started, or what was found on the disk."""
         if isinstance(event, Started):
             then = {"tensors": event.leaves, "state": event.state}
             now = {"tensors": self.started.leaves, "state": self.started.state}
@@ -154,7 +148,6 @@ class JobExecutor:
         return found.kept
 
     def difference(self, recorded: WorkResult, found: WorkResult) -> Difference | None:
-        """Return what kind of difference two results have; None if they are equal."""
         difference = difference_of(recorded, found)
         if difference is not None:
             return self._explained(recorded, found, difference)
@@ -195,7 +188,6 @@ class JobExecutor:
     # What the debugger asks for.
 
     def merge_of(self, t: int, under_way: Iterable[Work]) -> MergeFragment | None:
-        """Return the merge of a global step as it is done here, if it is under way."""
         found = (each for each in under_way if isinstance(each, MergeFragment) and each.t == t)
         work = next(found, None)
         changed = self._changed(work) if work is not None else None
@@ -219,11 +211,8 @@ async def open_executor(
     recorded: Mapping[str, str] | None = None,
     turns: Path | None = None,
 ) -> AsyncIterator[tuple[WorkExecutor, ArrayTable, rpc.Prepared]]:
-    """Open the worker process of a tape's actor, and have it load the task.
-
-    Raises:
-        WorkerRequestError: the task cannot be used.
-    """
+    """Open the worker process of a tape's actor, and have it load the task; ``WorkerRequestError``
+    if the task cannot be used."""
     with closing(SharedMemory()) as arena:
         name, arrays = each.incarnation, ArrayTable(arena)
         # Of a job whose task is not believed, neither is its [worker] env.

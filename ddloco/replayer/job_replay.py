@@ -33,13 +33,10 @@ from ddloco.workers.task_sources import changed_lines, kept_sources
 from replay import Player, Tape
 
 COUNTED = {"steps": StepFinished, "merges": FragmentMerged}
-"""What the report of a job counts."""
 
 
 @dataclass
 class JobTapes:
-    """How the tapes of a job are replayed; see ``replay_of``."""
-
     job: Job
     task: str
     warn: Callable[[str], None]
@@ -47,9 +44,7 @@ class JobTapes:
     permit: Permit
     start_point: JobStartPoint | None = None
     _histories: dict[str, FragmentHistory] = field(default_factory=dict[str, FragmentHistory])
-    """The merges that real syncers made, by actor."""
     _memories: dict[str, FragmentMemory] = field(default_factory=dict[str, FragmentMemory])
-    """The merges that simulated syncers made, by actor."""
 
     @property
     def optional(self) -> list[str]:
@@ -60,7 +55,6 @@ class JobTapes:
 
     @property
     def counted(self) -> Mapping[str, type]:
-        """Steps and merges."""
         return COUNTED
 
     @asynccontextmanager
@@ -116,7 +110,6 @@ class JobTapes:
         arrays: ArrayTable,
         history: FragmentHistory,
     ) -> None:
-        """Continue with an actor's state in the snapshot that the replay begins with."""
         await start.take_up(executor, arrays)
         start.keep(arrays, history)
         if each.header.after == start.part.number and not each.dropped:
@@ -125,7 +118,6 @@ class JobTapes:
             history.bring()
 
     def _own_state(self, each: Tape, executor: WorkExecutor, arrays: ArrayTable) -> OwnState | None:
-        """What a learner that came back alone had of a snapshot."""
         said = each.header.facts.get(OWN_STATE)
         if said is None:
             return None
@@ -136,7 +128,6 @@ class JobTapes:
         return start.bring(executor, arrays, start_point.snapshot)
 
     def _differences(self, each: Tape, prepared: rpc.Prepared) -> list[str]:
-        """What can change arithmetic and is not as it was recorded."""
         header, folder = each.header, run_folder_of(each.path)
         then = {**header.fingerprint, "code": header.code}
         now = {**prepared.fingerprint, "code": code_version()}

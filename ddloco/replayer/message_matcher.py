@@ -46,7 +46,6 @@ class Mailbox:
         """Tapes that wait for the end of another one, each with that."""
 
     def post(self, sender: str, number: int, said: Transmit[Any], payload: Payload | None) -> None:
-        """A replay says a message."""
         key = (sender, number, said.peer, said.lane, said.session, said.seq)
         self._posted[key] = Posted(said, payload)
         if key in self._awaited:
@@ -70,7 +69,7 @@ class Mailbox:
         self._later.pop(name, None)
 
     async def take(self, key: Key) -> Posted | None:
-        """The message; None if its sender's tape ended before saying it."""
+        """Return the message; None if its sender's tape ended before saying it."""
         if key not in self._posted and key[0] in self._speaking:
             said = self._awaited.setdefault(key, trio.Event())
             self._check_stuck()

@@ -25,15 +25,12 @@ from replay import Player, Tape
 
 @dataclass
 class ProgramTapes:
-    """How the tapes of a user's program are replayed; see ``replay_of``."""
-
     loaded: LoadedProgram
     warn: Callable[[str], None]
     start_point: StartPoint[Start] | None = None
 
     @property
     def counted(self) -> Mapping[str, type]:
-        """Results of work."""
         return {"results of work": Computed}
 
     @property
@@ -43,7 +40,6 @@ class ProgramTapes:
 
     @asynccontextmanager
     async def open(self, state: ReplayState, each: Tape, folder: Path) -> AsyncIterator[TapeRunner]:
-        """Open what plays a tape."""
         del folder  # Its work leaves no files.
         header, incarnation = each.header, each.incarnation
         role = self.loaded.program.roles[actor_of(incarnation)]
@@ -68,8 +64,6 @@ class ProgramTapes:
 @final
 @dataclass
 class ProgramExecutor:
-    """Does the work of a user's actor again."""
-
     executor: ComputationExecutor
     arrays: ArrayTable
 
@@ -78,19 +72,16 @@ class ProgramExecutor:
         return self.executor.do(work) if self.arrays.known(*work.reads) else None
 
     def is_repeated(self, work: Work) -> bool:
-        """All work is: it depends on nothing but arrays."""
+        """Return True: all work depends on nothing but arrays."""
         del work
         return True
 
     async def finish(self) -> None:
-        """Nothing outlasts the process."""
         await trio.lowlevel.checkpoint()
 
     def check_fact(self, event: Any) -> bool:
-        """There are no facts but those of every actor."""
         del event
         return False
 
     def difference(self, recorded: WorkResult, found: WorkResult) -> Difference | None:
-        """Return what kind of difference two results have; None if they are equal."""
         return difference_of(recorded, found)

@@ -40,7 +40,6 @@ HEADER_AT = 16
 
 
 def run_folder_of(path: Path) -> Path:
-    """The run folder of a tape, of a folder of tapes, or of itself."""
     inner = path.parent if path.is_file() else path
     return inner.parent if inner.name == TAPES else inner
 
@@ -49,11 +48,8 @@ def open_recording(
     path: Path, *, salvage: bool = False, wanted: Callable[[str], bool] | None = None
 ) -> list[Tape]:
     """Open the tapes of a run, scanned; all are of the job or the program that their folder is of.
-
-    Raises:
-        TapeError: one cannot be read, or is of another job, or of another version's semantics.
-        ConfigError: this version cannot run the recorded job, or the folder's own.
-    """
+    ``TapeError`` if one cannot be read, or is of another job or other semantics; ``ConfigError`` if
+    this version cannot run the recorded job, or the folder's own."""
     tapes = open_tapes(path, salvage=salvage, wanted=wanted)
     folder = run_folder_of(path)
     program = is_program(tapes[0].header.job)
@@ -72,12 +68,7 @@ def open_recording(
 
 def check_task(tapes: Sequence[Tape], path: Path, task: str, *, trust: bool) -> None:
     """Refuse to call what tapes name, unless this user recorded them, confirms it (``trust``), or
-    names something else (``task``).
-
-    Raises:
-        ConfigError: another user recorded the run.
-        NamedError: ``task`` is no name of a function.
-    """
+    names something else (``task``)."""
     if task:
         parted("--task", task)
         return
@@ -96,12 +87,9 @@ def program_in(
     tapes: Sequence[Tape], path: Path, task: str = "", *, trust: bool = False
 ) -> JobProgram | LoadedProgram:
     """Return what the tapes of a run are of: a job, or a user's program, which is imported here.
-
-    Raises:
-        ConfigError: this version cannot run the job; or another user recorded the program.
-        NamedError: the program cannot be used here.
-        TapeError: a tape is of an actor that the program does not have now.
-    """
+    ``ConfigError`` if this version cannot run the job, or another user recorded the program;
+    ``NamedError`` if that cannot be used here; ``TapeError`` if it lacks the actor of a tape
+    now."""
     plain = tapes[0].header.job
     if not is_program(plain):
         return program_of(job_of(tapes[0]))
@@ -127,7 +115,6 @@ def start_point_in(
 
 
 def job_of(tape: Tape) -> Job:
-    """The job that a tape's header names."""
     return job_from(tape.header.job, f"{tape.path} (header)")
 
 
@@ -149,7 +136,6 @@ def _refused(each: Tape, problem: str) -> TapeError:
 
 
 def _check_id(each: Tape) -> None:
-    """The id must be that of the settings beside it."""
     header = each.header
     if header.job_id.rpartition("-")[2] != job_digest(header.job) or not content_of(header.job):
         said = f"says job {header.job_id[:80]}, but its settings have the digest "

@@ -1,15 +1,11 @@
-"""The second run: all tapes executed again on one machine, in causal order, without sockets.
+"""The second run: all tapes executed again on one machine, in causal order, without sockets. Before
+an event is handled, what it says must have become true again: the same message, or the same result.
+So the tasks of the tapes wait for each other exactly where the run's causality says.
 
-Every tape has a task of its own that feeds its events to the same machine as live. Before an event
-is handled, what it says must have become true again: a message was said by its sender's replay,
-with the same clock, body and bytes; a result came out of the same work, with the same digests and
-loss bits. So the tasks wait for each other exactly where the run's causality says, and nothing else
-orders them: work runs side by side as it did live. A tape is replayed to its first difference; a
-tape that depends on one is replayed up to there. So what is found are all differences that follow
-from no other one, however the tasks were scheduled: the same ones in every replay.
-
-Where a tape is missing, machines are still checked event by event, but what was computed from the
-missing actor's arrays cannot be: it is counted as unverified, and the gap is named.
+A tape is replayed to its first difference; one that depends on it up to there. So what is found are
+all differences that follow from no other one, the same ones in every replay. Where a tape is
+missing, machines are still checked; what was computed from that actor's arrays is unverified, and
+the gap is named.
 """
 
 import tempfile
@@ -32,28 +28,15 @@ from ddloco.stage.process.errors import first_of
 from replay import Tape, TapeError, tape
 
 OpenRunner = Callable[[ReplayState, Tape, Path], AbstractAsyncContextManager[TapeRunner]]
-"""Opens what plays a tape, and closes it; the path is that of a folder where its work may leave
-files."""
+"""Opens what plays a tape, and closes it, given a folder where its work may leave files."""
 
 
 @final
 class Replay:
-    """Replays the tapes of one run.
-
-    Args:
-        tapes: all of them.
-        names: the actors that the run may have had.
-        optional: those of them without whose tape the replay is complete if nothing came from them.
-        open_runner: opens what plays a tape.
-        counted: the classes of events that the report counts, by their names in the report.
-        start_point: the snapshot to begin with, if any; what is before its cut is not played.
-        progress: called with the number of events played so far.
-        limits: the clock of an event: each tape is replayed up to its entry. By default, tapes are
-            replayed to their ends.
-
-    Raises:
-        TapeError: there is no event to play.
-    """
+    """Replays the tapes of one run, to their ends or to ``limits``, the clock of an event.
+    ``names`` are the actors that the run may have had; without tapes of the ``optional`` ones the
+    replay is complete if nothing came from them. What is before the cut of ``start_point`` is not
+    played. ``TapeError`` if there is no event to play."""
 
     def __init__(
         self,
@@ -117,15 +100,8 @@ class Replay:
         return True
 
     async def run(self, look: Callable[[Mapping[str, TapeRunner]], None] | None = None) -> Report:
-        """Replay everything, or up to the limits.
-
-        Args:
-            look: called at the limits with what plays each tape, by incarnation; workers are still
-                open.
-
-        Returns:
-            What was found.
-        """
+        """Replay everything, or up to the limits, where ``look`` is called with what plays each
+        tape, by incarnation; workers are still open."""
         with tempfile.TemporaryDirectory(prefix="ddloco-replay-") as folder:
             try:
                 async with trio.open_nursery() as nursery:
@@ -145,11 +121,9 @@ class Replay:
         return self._state.conclude()
 
     async def _play(self, each: Tape, folder: Path) -> None:
-        """Play one tape, after that of its actor's former incarnation.
-
-        A former incarnation that never heard of this one depends on nothing that this one did; so
-        one worker at a time does for an actor, however often it has come back.
-        """
+        """Play one tape, after that of its actor's former incarnation. A former incarnation that
+        never heard of this one depends on nothing that this one did; so one worker at a time does
+        for an actor, however often it has come back."""
         gate = self._state.gate
         if gate.holds(each.incarnation):
             gate.ended(each.incarnation)

@@ -16,14 +16,11 @@ from replay import Tape
 
 
 class Played(Protocol):
-    """How the tapes of a job, or of a program, are replayed."""
-
     start_point: Any
-    """The snapshot to begin with, once it is read."""
 
     @property
     def counted(self) -> Mapping[str, type]:
-        """The classes of events that the report counts."""
+        """Return the classes of events that the report counts."""
         ...
 
     @property
@@ -51,27 +48,13 @@ def replay_of(
     limits: Mapping[str, int] | None = None,
     tapes: Sequence[Tape] = (),
 ) -> Replay:
-    """Prepare the replay of a run folder, or of any set of its tapes.
-
-    Args:
-        folder: the run folder.
-        progress: called with the number of events played so far.
-        warn: called with what differs before the replay starts.
-        snapshot: one to begin with, by id or ``latest``; what is before its cut is not played.
-        task: what is called in place of the task or the program that the tapes name.
-        salvage: whether to read damaged tapes up to the damage.
-        trust: whether the user allows states of another user to act.
-        turns: the file by which workers take turns at the terminal, where a task's own
-            ``breakpoint()`` opens a debugger; None where it does not.
-        limits: the clock of an event up to which the tapes are replayed; see ``Replay``.
-        tapes: those of the folder, if ``open_recording`` has opened them already.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        ConfigError: this version cannot run the recorded job.
-        NamedError: the program cannot be used here.
-        SnapshotError: the snapshot is not there, not intact, or of another version.
-    """
+    """Prepare the replay of a run folder, or of any set of its tapes. ``warn`` is called with what
+    differs before the replay starts. ``snapshot`` is an id or ``latest``; ``task`` is called in
+    place of what the tapes name; ``salvage`` reads damaged tapes up to the damage; ``trust`` lets
+    states of another user act; ``turns`` is the file by which workers take turns at the terminal,
+    where a task's own ``breakpoint()`` opens a debugger; ``limits`` are those of ``Replay``.
+    ``SnapshotError`` if the snapshot is not there, not intact, or of another version; otherwise as
+    ``open_recording`` and ``program_in``."""
     tapes = list(tapes) or open_recording(folder, salvage=salvage)
     permit = permit_of(tapes, folder, trust=trust)
     played: Played

@@ -12,8 +12,6 @@ from replay import Divergence, Tape
 
 
 class ReplayState:
-    """What the tapes of one replay share."""
-
     def __init__(
         self,
         tapes: Sequence[Tape],
@@ -63,7 +61,6 @@ class ReplayState:
         return True
 
     def found_equal(self, incarnation: str, event: Any) -> None:
-        """Count one more event of an actor that was found equal."""
         self.report.events += 1
         equal = self.report.equal.get(incarnation)
         if equal is None:
@@ -87,11 +84,9 @@ class ReplayState:
         self._parted.add(incarnation)
 
     def has_parted(self, incarnation: str) -> bool:
-        """Whether a tape has parted from its replay, or depends on one that has."""
         return incarnation in self._parted
 
     def conclude(self) -> Report:
-        """Order the differences, name the gaps, and return the report."""
         # A larger sum of entries never comes before a smaller one in causal order.
         self.report.divergences.sort(key=lambda each: (sum(each.clock.values()), each.actor))
         for name, (heard, messages) in sorted(self._lost.items()):

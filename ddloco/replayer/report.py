@@ -8,8 +8,6 @@ from replay import Divergence, Tape
 
 @dataclass
 class Report:
-    """What a replay found."""
-
     events: int = 0
     counts: dict[str, int] = field(default_factory=dict[str, int])
     """How many events of each kind were executed again, by the name that reports show."""
@@ -28,23 +26,19 @@ class Report:
 
     @property
     def divergence(self) -> Divergence | None:
-        """The first difference."""
         return self.divergences[0] if self.divergences else None
 
     @property
     def identical(self) -> bool:
-        """Whether everything was compared and found equal."""
         return self.divergence is None and not self.gaps and not self.unverified
 
     @property
     def lacks(self) -> str:
-        """What was not compared, in words."""
         found = [f"{self.unverified:,} results were not verified"] if self.unverified else []
         found += ["parts of the run are missing"] if self.gaps else []
         return " and ".join(found)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for ``--json``."""
         return {
             "identical": self.identical,
             "events": self.events,
@@ -59,5 +53,4 @@ class Report:
 
 
 def damage_said(each: Tape) -> str:
-    """Return what is not read of a salvaged tape, in words."""
     return f"damaged at {each.damage}; read up to event {each.events}"

@@ -1,12 +1,7 @@
-"""Runs a real job along the tapes of another run, real or simulated.
-
-The tapes say who finished which step when, who contributed to which merge, who failed and came
-back; a job file says what is trained. The same machines handle the same events in the same order,
-but the results of work are those of real workers. So "the quality of training under the failures of
-a million chips" is one command; and the timing of a real run with changed code or settings tells
-whether a difference comes from the one or the other. With nothing changed, the model is the same to
-the bit. What it leaves is a run like any other: it replays.
-"""
+"""Runs a real job along the tapes of another run, real or simulated, which say who finished which
+step when, who contributed to which merge, who failed and came back; a job file says what is
+trained. The results of work are those of real workers. With nothing changed, the model is the same
+to the bit."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -53,10 +48,8 @@ from transport import MessageArrived
 
 
 def _pieces_of(tapes: Sequence[Tape]) -> int:
-    """Into how many pieces the schedule cuts a learner's state; 0 if it never does.
-
-    A message says how many pieces there are, so the real state is cut into as many.
-    """
+    """Return into how many pieces the schedule cuts a learner's state; 0 if it never does. A
+    message says how many pieces there are, so the real state is cut into as many."""
     decode = msgspec.msgpack.Decoder(Happened).decode
     for each in tapes:
         for record in each.records():
@@ -106,7 +99,6 @@ def overridden(job: Job, schedule: Job) -> dict[str, tuple[Any, Any]]:
 
 
 def settings_in_words(settings: Mapping[str, tuple[Any, Any]]) -> str:
-    """Return overridden settings in words."""
     listed = list(settings.items())
     said = [f"{key} = {theirs!r}, not {mine!r}" for key, (mine, theirs) in listed[:LISTED_MAX]]
     more = len(listed) - LISTED_MAX
@@ -115,29 +107,12 @@ def settings_in_words(settings: Mapping[str, tuple[Any, Any]]) -> str:
 
 @final
 class ScheduledRun:
-    """A real run that follows the tapes of another one.
-
-    Args:
-        schedule: the run folder whose tapes are followed.
-        job: what is trained.
-        folder: the new run folder.
-        progress: called with the number of events so far.
-        without: learners whose contributions are left out of merges.
-        since: the first global step whose merge is changed; before it the schedule's own outer
-            settings hold, and no learner is left out.
-        asked: overrides that the user asked for, as ``sync.quorum=2``.
-        overwrite: whether to delete the run that is in the folder.
-
-    Attributes:
-        job: the job of the new run.
-        overridden: the settings of the job file that a simulated schedule decides otherwise.
-        total: the number of events of the schedule.
-        result: what the syncer says of the final model, once the run has ended.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        ConfigError: the tapes cannot be followed, or the folder cannot be used.
-    """
+    """A real run that follows the tapes of another one, ``schedule``. Before the merge of global
+    step ``since`` the schedule's own outer settings hold, and no learner is left out. ``asked`` are
+    overrides that the user asked for, as ``sync.quorum=2``. ``overridden`` has the settings of the
+    job file that a simulated schedule decides otherwise; ``result`` is what the syncer says of the
+    final model, once the run has ended. ``ConfigError`` if the tapes cannot be followed, or the
+    folder cannot be used."""
 
     def __init__(
         self,
@@ -179,11 +154,9 @@ class ScheduledRun:
         self.total = self._replay.total
 
     def _refuse(self, schedule: Path, asked: Sequence[str], *, simulated: bool) -> None:
-        """Refuse settings that would not be followed.
-
-        A real schedule and what is run along it are compared, so every one is refused. A simulated
-        one is of another job, and decides; refused is only what the user asked for.
-        """
+        """Refuse settings that would not be followed. A real schedule and what is run along it are
+        compared, so every one is refused. A simulated one is of another job, and decides; refused
+        is only what the user asked for."""
         keys = {each.partition("=")[0].strip() for each in asked}
         refused = {
             key: values
@@ -197,19 +170,13 @@ class ScheduledRun:
             )
 
     async def run(self) -> None:
-        """Run to the end of the schedule.
-
-        Raises:
-            TapeError: the run has parted from the schedule, or its own tape cannot be written.
-            WorkerRequestError: the task cannot be used.
-        """
+        """Run to the end of the schedule; ``TapeError`` if the run has parted from it."""
         await self._replay.run()
 
     @asynccontextmanager
     async def _open(
         self, state: ReplayState, each: Tape, folder: Path
     ) -> AsyncIterator[TapeRunner]:
-        """Open what follows a tape; all of them write to one run folder."""
         del folder
         job, name = self.job, each.incarnation
         history = self._histories.setdefault(actor_of(name), FragmentHistory())
@@ -241,7 +208,8 @@ class ScheduledRun:
             recorder.close(actor.number, each.closed)
 
     def _check_fragments(self, player: Player[Any], prepared: rpc.Prepared) -> None:
-        """The schedule's merges are of as many fragments as the task's parameters make."""
+        """Check that the schedule's merges are of as many fragments as the task's parameters
+        make."""
         scheduled = next(event for _, event, _ in player.moments())
         fits = len(self._schedule.plan(scheduled.leaves).fragments)
         got = len(self.job.plan(prepared.leaves).fragments)
@@ -260,7 +228,6 @@ class ScheduledRun:
         return facts
 
     def _observed(self, log: ActorLog, effect: Observe, at: float, number: int) -> None:
-        """Log what a machine observes; the result is kept."""
         log.observe(effect.event, at, number, effect.fields)
         if effect.event == "result":
             self.result = effect.fields
@@ -269,8 +236,6 @@ class ScheduledRun:
 @final
 @dataclass(frozen=True)
 class ScheduleFollower:
-    """Gives the events of a schedule to a machine, with what real work brings."""
-
     recorded: Tape
     actor: Actor
     executor: JobExecutor
@@ -282,7 +247,6 @@ class ScheduleFollower:
     def admit(
         self, record: tape.Event, event: Any, outcome: tape.Effects | tape.Raised | None
     ) -> Sequence[Any]:
-        """Record an event and let the machine handle it."""
         effects = admit(self.actor, self.recorder, record.at, event)
         if isinstance(outcome, tape.Effects) and outcome.count != len(effects):
             said = f"event {record.n} asks for {len(effects)} things, in the schedule it was "
@@ -324,12 +288,11 @@ class ScheduleFollower:
                 return event
 
     def _found(self, scheduled: Recovered) -> Recovered:
-        """What was found then, by version, as it was really merged here."""
         found = tuple(self.executor.take_back(each) for each in scheduled.kept)
         return Recovered(scheduled.work, found, scheduled.run)
 
     async def _message(self, record: tape.Event, event: MessageArrived[Any]) -> Any:
-        """The same message, saying what its sender really said."""
+        """Return the same message, saying what its sender really said."""
         key = message_key(self.recorded.incarnation, event)
         posted = await self.mailbox.take(key)
         if posted is None:

@@ -26,11 +26,9 @@ class SnapshotCut:
         return part.number < after if part is not None else not self._is_past(name)
 
     def leaves_out(self, each: Tape) -> bool:
-        """Whether a tape has events after the cut although its actor is not in the snapshot.
-
-        The tape shows that if its actor knew an event of another actor after the cut. Otherwise all
-        of it may have happened before the cut.
-        """
+        """Whether a tape has events after the cut although its actor is not in the snapshot. The
+        tape shows that if its actor knew an event of another actor after the cut. Otherwise all of
+        it may have happened before the cut."""
         if each.incarnation in self.parts or not self._is_past(each.incarnation):
             return False
         if self._is_former(each.incarnation):
@@ -54,19 +52,16 @@ class SnapshotCut:
 
 
 def cut_of(parts: Sequence[Part]) -> SnapshotCut:
-    """Return the cut of a snapshot with these parts."""
     return SnapshotCut({part.who: part for part in parts})
 
 
 def final_clock(each: Tape) -> dict[str, int]:
-    """Return the clock of an actor after the last event of its tape, which has been scanned."""
     return {**each.header.clock, **each.heard}
 
 
 S = TypeVar("S", bound=Start)
 
 ReadStartPoint = Callable[[str | Path, str], StartPoint[S]]
-"""Reads a start point, given the place and the id of a snapshot."""
 
 
 Permit = Callable[[str | Path], None]
@@ -77,17 +72,10 @@ def choose_start_point(
     tapes: Sequence[Tape], place: str | Path, read: ReadStartPoint[S], snapshot: str, permit: Permit
 ) -> StartPoint[S] | None:
     """Read the snapshot that a replay of these tapes starts from; None if all tapes are complete.
-
-    That is the snapshot that is asked for. Without one, it is the snapshot that the run itself
-    continued from or, if tapes have lost their beginnings, the first from which all of them can
-    be replayed.
-
-    Raises:
-        SnapshotError: tapes begin after the snapshot that is asked for; there is none, or it is
-            damaged, or of another version.
-        StorageError: the place cannot be read.
-        ConfigError: the place may not be opened.
-    """
+    That is the one that is asked for, or that the run itself continued from or, if tapes have lost
+    their beginnings, the first from which all of them can be replayed. ``SnapshotError`` if tapes
+    begin after the snapshot that is asked for, there is none, or it is damaged; ``ConfigError`` if
+    the place may not be opened."""
     dropped = any(each.dropped for each in tapes)
     if snapshot or dropped:
         permit(place)
@@ -122,11 +110,9 @@ def _of_these(
 
 
 def mismatch(parts: Sequence[Part], tapes: Sequence[Tape]) -> str | None:
-    """Return why a snapshot is of another run than these tapes; None if it may be of the same.
-
-    Two runs of one job have the same names, but never the same clocks: at the event of the cut an
-    actor's clock in the snapshot must be that of its tape.
-    """
+    """Return why a snapshot is of another run than these tapes; None if it may be of the same. Two
+    runs of one job have the same names, but never the same clocks: at the event of the cut an
+    actor's clock in the snapshot must be that of its tape."""
     by_name = {part.who: part for part in parts}
     seen = False
     for each in tapes:
@@ -147,7 +133,6 @@ def mismatch(parts: Sequence[Part], tapes: Sequence[Tape]) -> str | None:
 
 
 def clock_at(each: Tape, number: int) -> dict[str, int]:
-    """Return the clock of an actor after one of its events."""
     clock = dict(each.header.clock)
     for record in each.records():
         if isinstance(record, tape.Event):
@@ -159,7 +144,6 @@ def clock_at(each: Tape, number: int) -> dict[str, int]:
 
 
 def _check(start_point: StartPoint[S], tapes: Sequence[Tape], place: str | Path) -> None:
-    """Refuse a snapshot that was taken before tapes begin."""
     cut = cut_of(start_point.parts)
     late = next((each for each in tapes if cut.precedes(each)), None)
     if late is None:
@@ -207,10 +191,8 @@ def _first(tapes: Sequence[Tape], place: str | Path, read: ReadStartPoint[S]) ->
 
 
 def usable_snapshots(tapes: Sequence[Tape], place: str | Path) -> list[Manifest]:
-    """Return the snapshots from which all these tapes can be replayed, the preferred ones first.
-
-    Complete ones are preferred (see ``SnapshotCut.complete``), and among these the oldest.
-    """
+    """Return the snapshots from which all these tapes can be replayed: complete ones first (see
+    ``SnapshotCut.complete``), and among these the oldest."""
     job_id = tapes[0].header.job_id
     listed = (each.manifest for each in Store(place).snapshots())
     found = [each for each in listed if each is not None and each.facts.get("job") == job_id]

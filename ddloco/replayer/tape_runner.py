@@ -39,12 +39,8 @@ class Difference(NamedTuple):
 
 
 class ReplayExecutor(Protocol):
-    """Does the work of one actor again."""
-
     @property
-    def arrays(self) -> ArrayTable:
-        """The actor's arrays, by handle."""
-        ...
+    def arrays(self) -> ArrayTable: ...
 
     def begin(self, work: Work) -> Awaitable[WorkResult] | None:
         """Begin a piece of work; None if it cannot be done, since something it reads is missing."""
@@ -59,11 +55,8 @@ class ReplayExecutor(Protocol):
         ...
 
     def check_fact(self, event: Any) -> bool:
-        """Check an event that tells of the worker or its disk; False for every other event.
-
-        Raises:
-            Mismatch: it is not as it was recorded.
-        """
+        """Check an event that tells of the worker or its disk, with ``Mismatch`` if it is not as it
+        was recorded; False for every other event."""
         ...
 
     def difference(self, recorded: WorkResult, found: WorkResult) -> Difference | None:
@@ -72,8 +65,6 @@ class ReplayExecutor(Protocol):
 
 
 class ReplayDoor(Protocol):
-    """What an event of a tape goes through to its machine."""
-
     async def confirm(self, record: tape.Event, event: Any) -> Any:
         """Wait until an event has happened again; returns the event that did."""
         ...
@@ -87,20 +78,16 @@ class ReplayDoor(Protocol):
 
 @dataclass
 class RunningWork:
-    """A piece of work of a replay."""
-
     work: Work
     begun: bool = False
     _done: trio.Event = field(default_factory=trio.Event)
     _value: WorkResult | None = None
 
     async def run(self, coming: Awaitable[WorkResult]) -> None:
-        """Wait for the result, and store it."""
         self._value = await coming
         self._done.set()
 
     async def result(self) -> WorkResult:
-        """Wait for the result of work that was begun."""
         assert self.begun, "its beginning is not computed"
         await self._done.wait()
         assert self._value is not None, "it is stored first"
@@ -108,15 +95,12 @@ class RunningWork:
 
 
 class PendingWork:
-    """The work of one actor in a replay whose results have not been taken, by number."""
-
     def __init__(self, executor: ReplayExecutor, nursery: trio.Nursery) -> None:
         self.executor = executor
         self._nursery = nursery
         self._pending: dict[int, RunningWork] = {}
 
     def begin(self, work: Work) -> None:
-        """Begin a piece of work, if it can be done."""
         coming = self.executor.begin(work)
         pending = self._pending[work.work] = RunningWork(work, begun=coming is not None)
         if coming is not None:
@@ -133,7 +117,6 @@ class PendingWork:
                 self._pending[work.work] = RunningWork(work)
 
     def take(self, number: int) -> RunningWork | None:
-        """Return a piece of work, at the event that has its result; None if it was not begun."""
         return self._pending.pop(number, None)
 
 
@@ -148,8 +131,6 @@ async def open_pending(executor: ReplayExecutor) -> AsyncIterator[PendingWork]:
 @final
 @dataclass(frozen=True)
 class TapeRunner:
-    """Plays one tape."""
-
     state: ReplayState
     actor: Actor
     player: Player[Any]
@@ -158,20 +139,14 @@ class TapeRunner:
 
     @property
     def name(self) -> str:
-        """The actor's incarnation."""
         return self.player.tape.incarnation
 
     @property
     def arrays(self) -> ArrayTable:
-        """The actor's arrays, by handle."""
         return self.pending.executor.arrays
 
     async def execute(self) -> None:
-        """Execute the tape to its end, to the first difference, or to what depends on one.
-
-        Raises:
-            TapeError: the tape cannot be read.
-        """
+        """Execute the tape to its end, to the first difference, or to what depends on one."""
         try:
             for record, recorded, outcome in self.player.moments():
                 await self.state.gate.passing(self.name, record.n)

@@ -1,10 +1,7 @@
 """What a run would have come to without some learners, or with other outer settings from a step on.
-
-Everything else is as it was recorded: who finished which step when, and who is in which merge. A
-learner that is left out keeps its place in the merges, with weight zero, so that the decisions of
+A learner that is left out keeps its place in the merges, with weight zero, so that the decisions of
 all machines stay those of the schedule. The change is a fact in the headers of the new run's tapes,
-so that the new run replays as well.
-"""
+so that the new run replays as well."""
 
 from collections.abc import Collection, Mapping
 
@@ -23,13 +20,8 @@ WHAT_IF = "what if"
 
 
 class WhatIf(Struct, frozen=True):
-    """A change of merges.
-
-    Attributes:
-        since: the first global step whose merge is changed.
-        without: the learners that are left out of merges from then on.
-        before: the outer settings of the merges before ``since``.
-    """
+    """A change of merges from global step ``since`` on; before that the outer settings are
+    ``before``."""
 
     since: int
     without: tuple[str, ...]
@@ -37,16 +29,13 @@ class WhatIf(Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        """The change in words."""
         left_out = f", without {', '.join(self.without)}" if self.without else ""
         return f"from global step {self.since} on{left_out}"
 
     def outer_at(self, t: int, now: Outer) -> Outer:
-        """Return the outer settings of the merge of global step ``t``."""
         return self.before if t < self.since else now
 
     def changed(self, work: Work) -> Work:
-        """Return a piece of work as it is done here."""
         if not isinstance(work, MergeFragment | SumContributions):
             return work
         if work.t < self.since or not self.without:
@@ -66,17 +55,8 @@ class WhatIf(Struct, frozen=True):
 
 
 def what_if(job: Job, schedule: Job, without: Collection[str], since: int | None) -> WhatIf | None:
-    """Check what a user wants to change of a schedule's merges; None if that is nothing.
-
-    Args:
-        job: the job of the new run.
-        schedule: the job of the schedule.
-        without: the learners to leave out.
-        since: the first global step whose merge is changed; None for all.
-
-    Raises:
-        ConfigError: there is no such learner or step.
-    """
+    """Check what a user wants to change of a schedule's merges, from ``since`` on or all; None if
+    nothing. ``ConfigError`` if there is no such learner or step."""
     names = schedule.learner_names()
     for name in without:
         if name not in names:
@@ -98,16 +78,11 @@ def what_if(job: Job, schedule: Job, without: Collection[str], since: int | None
 
 
 def fact_of(change: WhatIf) -> str:
-    """Return a change as the text of a fact."""
     return msgspec.json.encode(change).decode()
 
 
 def change_of(facts: Mapping[str, str]) -> WhatIf | None:
-    """Return the change that a tape's facts tell of; None if they tell of none.
-
-    Raises:
-        ConfigError: the fact is no such change.
-    """
+    """Return the change that a tape's facts tell of; None if they tell of none."""
     said = facts.get(WHAT_IF)
     if said is None:
         return None

@@ -18,13 +18,11 @@ class Stage(Protocol):
 
     @property
     def job(self) -> Job:
-        """The job that is run."""
+        """Return the job that is run."""
         ...
 
     @property
-    def plan(self) -> FragmentPlan:
-        """How its parameters are split into fragments."""
-        ...
+    def plan(self) -> FragmentPlan: ...
 
     @property
     def now(self) -> float:
@@ -36,19 +34,13 @@ class Incarnation(Protocol):
     """One incarnation of an actor, which has just handled an event."""
 
     @property
-    def incarnation(self) -> str:
-        """Its name and number, ``learner-3.2``."""
-        ...
+    def incarnation(self) -> str: ...
 
     @property
-    def actor_name(self) -> str:
-        """Its name, ``learner-3``."""
-        ...
+    def actor_name(self) -> str: ...
 
     @property
-    def actor(self) -> Actor:
-        """Its machine, links and clock."""
-        ...
+    def actor(self) -> Actor: ...
 
     @property
     def at(self) -> float:
@@ -70,18 +62,13 @@ class Violation(Exception):  # noqa: N818, the usual term
 
 
 def hold(condition: object, invariant: str, said: str) -> None:
-    """Raise a violation unless ``condition`` holds."""
     if not condition:
         raise Violation(invariant, said)
 
 
 class InvariantCheck(Generic[S, R]):
-    """A check; this base class ignores everything.
-
-    Attributes:
-        invariants: the names of the invariants that it checks.
-        looked: how often each invariant was checked.
-    """
+    """A check; this base class ignores everything. ``looked`` counts how often each invariant was
+    checked."""
 
     invariants: tuple[str, ...] = ()
 
@@ -89,7 +76,6 @@ class InvariantCheck(Generic[S, R]):
         self.looked: Counter[str] = Counter()
 
     def hold(self, condition: object, invariant: str, said: str) -> None:
-        """Count a check, and raise a violation unless ``condition`` holds."""
         self.looked[invariant] += 1
         hold(condition, invariant, said)
 
@@ -107,11 +93,7 @@ class InvariantCheck(Generic[S, R]):
 
 
 class PerSyncer(InvariantCheck[Any, Any]):
-    """A check with separate state for each syncer of a job.
-
-    Args:
-        make: creates the check for one syncer.
-    """
+    """A check with separate state for each syncer of a job; ``make`` creates the check for one."""
 
     def __init__(self, make: Callable[[], InvariantCheck[Any, Any]]) -> None:
         super().__init__()
@@ -120,7 +102,6 @@ class PerSyncer(InvariantCheck[Any, Any]):
         self._checks: dict[str, InvariantCheck[Any, Any]] = {}
 
     def started(self, stage: Stage, role: Incarnation) -> None:
-        """Create the check of a new syncer and tell it of the start; learners have none."""
         name = role.actor_name
         if name in stage.job.syncer_names():
             if name not in self._checks:
@@ -129,6 +110,5 @@ class PerSyncer(InvariantCheck[Any, Any]):
             self._checks[name].started(stage, role)
 
     def see(self, stage: Stage, role: Incarnation, event: Event, effects: Effects) -> None:
-        """Pass an event of a syncer to that syncer's check."""
         if role.actor_name in self._checks:
             self._checks[role.actor_name].see(stage, role, event, effects)

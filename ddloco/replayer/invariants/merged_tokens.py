@@ -45,7 +45,6 @@ class MergedShare:
     took_part: dict[str, int]
 
     def line(self) -> str:
-        """The shares on one line, for display."""
         return (
             f"{self.merged:.2f} % of {self.trained} trained tokens are in a merge, "
             f"{self.in_fragments:.2f} % counted by fragment"
@@ -69,12 +68,10 @@ class MergedTokens(InvariantCheck[Stage, Incarnation]):
         self._merges = 0
 
     def started(self, stage: Stage, role: Incarnation) -> None:
-        """A syncer that has started has no links yet."""
         if role.actor_name in stage.job.syncer_names():
             self._linked[role.actor_name] = set()
 
     def see(self, stage: Stage, role: Incarnation, event: Event, effects: Effects) -> None:
-        """Count tokens from an event, and note the syncs that it launches."""
         del stage
         # Exact types are compared because a simulated world passes every event and effect here.
         if type(event) is StepFinished:
@@ -125,14 +122,12 @@ class MergedTokens(InvariantCheck[Stage, Incarnation]):
         }
 
     def results(self, fragments: int) -> dict[str, float]:
-        """Percentages by column of a table; empty if nothing was merged."""
         share = self.share(fragments)
         if not share.merges:
             return {}
         return {"in a merge": share.merged, "by fragment": share.in_fragments}
 
     def share(self, fragments: int) -> MergedShare:
-        """The shares of the tokens in a job with this many fragments."""
         total, merged, in_fragments = 0, 0, 0
         for name, each in self._trained.items():
             known = [until[name] for until in self._until.values() if name in until]

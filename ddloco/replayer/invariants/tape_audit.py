@@ -1,10 +1,7 @@
-"""Checks the invariants of a recorded run: machines decide again, without doing the work.
-
-A tape has the events and the digests of their effects, but not the effects themselves. Machines are
-pure, so the same events give the same effects again; if a digest differs, this version decides
-differently from the recorded one, which is reported. The checks are the same as in simulations
-(``ddloco.replayer.invariants.training``), which use only events and effects.
-"""
+"""Checks the invariants of a recorded run: machines decide again, without doing the work. A tape
+has only digests of effects; the same events give the same effects again, and if a digest differs,
+this version decides differently. The checks are those of simulations
+(``ddloco.replayer.invariants.training``)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -38,11 +35,9 @@ INVARIANTS = (
 
 @dataclass
 class InvariantResult:
-    """The result for one invariant; it holds if ``violation`` is None.
-
-    ``looked`` is the number of checks; ``ref`` is the event that violates it; ``until`` is the
-    event of another violation, after which this invariant was not checked.
-    """
+    """The result for one invariant; it holds if ``violation`` is None. ``ref`` is the event that
+    violates it; ``until`` is the event of another violation, after which this invariant was not
+    checked."""
 
     invariant: str
     looked: int = 0
@@ -51,7 +46,6 @@ class InvariantResult:
     until: str | None = None
 
     def line(self) -> str:
-        """The result on one line, for display."""
         if self.violation is not None:
             return f"{self.invariant:<28} VIOLATED at {self.ref}: {self.violation}"
         if self.until is not None:
@@ -61,8 +55,6 @@ class InvariantResult:
 
 
 class TapeStage:
-    """A set of tapes, with the interface that checks expect."""
-
     def __init__(self, job: Job) -> None:
         self.job = job
         self.now = 0.0
@@ -70,18 +62,14 @@ class TapeStage:
 
     @property
     def plan(self) -> FragmentPlan:
-        """How the parameters are split; known from each actor's first event."""
         assert self._plan is not None, "an actor's first event is its start"
         return self._plan
 
     def begin(self, started: Started) -> None:
-        """Process an actor's start, which contains the parameters' leaves."""
         self._plan = self._plan or self.job.plan(started.leaves)
 
 
 class TapeRole:
-    """The incarnation that recorded a tape, with the interface that checks expect."""
-
     def __init__(self, job: Job, incarnation: str) -> None:
         self.incarnation = incarnation
         self.actor_name = actor_of(incarnation)
@@ -103,15 +91,9 @@ def _began_elsewhere(tapes: Sequence[Tape]) -> list[str]:
 
 
 class Audit:
-    """Audits the tapes of one run, one after the other; tapes of the same actor in order.
-
-    Args:
-        tapes: all tapes of a run, or some of them.
-        more: further checks, reported after the others.
-
-    Raises:
-        ConfigError: this version cannot run the recorded job.
-    """
+    """Audits the tapes of one run, one after the other; tapes of the same actor in order. ``more``
+    checks are reported after the others. ``ConfigError`` if this version cannot run the recorded
+    job."""
 
     def __init__(
         self, tapes: Sequence[Tape], more: Sequence[InvariantCheck[Any, Any]] = ()
@@ -132,11 +114,6 @@ class Audit:
         self._violations: dict[str, InvariantResult] = {}
 
     def run(self) -> list[InvariantResult]:
-        """Audit all tapes; returns the result for each invariant.
-
-        Raises:
-            TapeError: a tape cannot be read.
-        """
         for each in self._tapes:
             self._look_at(each)
         looked: Counter[str] = Counter({SAME: self._played})

@@ -181,8 +181,8 @@ class Merging(InvariantCheck[Stage, Incarnation]):
 
 
 def _place(merge: MergeFragment, share: Share) -> str:
-    """Where a contribution is among those that arrived: its handle, or whose it is and its global
-    step where a relay has its array."""
+    """Return where a contribution is among those that arrived: its handle, or whose it is and its
+    global step where a relay has its array."""
     return f"{share.name} {merge.t}" if share.handle in merge.sums else share.handle
 
 
@@ -215,7 +215,6 @@ class TrainedSteps:
     """The position at which it began."""
 
     def take(self, fragment: int, version: int, step: int) -> None:
-        """A version is installed after ``step``."""
         self.held[fragment] = version
         self.starts.setdefault((fragment, version), set()).add(step)
 
@@ -229,7 +228,6 @@ class TrainedSteps:
         self.tokens.append(self.tokens[-1] + tokens)
 
     def install(self, *, sound: bool) -> None:
-        """A peer's state was installed, if it is sound."""
         for fragment, version in enumerate(self.installing if sound else ()):
             self.take(fragment, version, 0)
 
@@ -245,13 +243,11 @@ class TrainedSteps:
 
 
 class Learning(InvariantCheck[Stage, Incarnation]):
-    """no-learner-waits-on-learner, inner-steps-never-block, outer-monotone, no-unhealed-donor,
-    and token-conservation of what learners report to have trained on.
-
-    With ``sync.blocking`` learners wait, and in place of the first two it holds that none runs
-    ahead (in-step): when a step begins, each fragment that was due ``sync.overlap`` steps ago, and
-    since the learner began, has the version of that global step; and none is installed earlier.
-    """
+    """no-learner-waits-on-learner, inner-steps-never-block, outer-monotone, no-unhealed-donor, and
+    token-conservation of what learners report to have trained on. With ``sync.blocking`` learners
+    wait, and in place of the first two it holds that none runs ahead (in-step): when a step begins,
+    each fragment that was due ``sync.overlap`` steps ago, and since the learner began, has the
+    version of that global step; and none is installed earlier."""
 
     invariants = (
         "no-learner-waits-on-learner", "inner-steps-never-block", "outer-monotone",
@@ -266,11 +262,9 @@ class Learning(InvariantCheck[Stage, Incarnation]):
         self._instead: set[tuple[str, int, int]] = set()
 
     def died(self, stage: Stage, role: Incarnation) -> None:
-        """Forget an incarnation that has ended."""
         self._trained.pop(role.incarnation, None)
 
     def see(self, stage: Stage, role: Incarnation, event: Event, effects: Effects) -> None:
-        """Check the events of a learner; only learners train."""
         if not isinstance(role.actor.machine, Learner):
             return
         name = role.incarnation
@@ -362,12 +356,9 @@ def begins(event: Event, *, blocking: bool) -> bool:
 
 class Causal(InvariantCheck[Stage, Incarnation]):
     """clock-causal: an actor's own entry counts its events; other entries only grow, and are not
-    smaller than those of any message it accepts.
-
-    Only messages of the current session count. A late Welcome of a lost session is answered but not
-    merged into the clock: its sender may since have retired entries that it contains, and this
-    actor may never have had them.
-    """
+    smaller than those of any message it accepts. Only messages of the current session count. A late
+    Welcome of a lost session is answered but not merged into the clock: its sender may since have
+    retired entries that it contains, and this actor may never have had them."""
 
     invariants = ("clock-causal",)
 
@@ -376,15 +367,12 @@ class Causal(InvariantCheck[Stage, Incarnation]):
         self._before: dict[str, dict[str, int]] = {}
 
     def started(self, stage: Stage, role: Incarnation) -> None:
-        """A new incarnation knows nothing."""
         self._before[role.incarnation] = {}
 
     def died(self, stage: Stage, role: Incarnation) -> None:
-        """Forget the clock of an incarnation that has ended."""
         self._before.pop(role.incarnation, None)
 
     def see(self, stage: Stage, role: Incarnation, event: Event, effects: Effects) -> None:
-        """Compare the clock with its previous value and with the received one."""
         me, clock, floors = role.incarnation, role.actor.clock, role.actor.floors
         before = self._before[me]
         number = before.get(me, 0) + 1
@@ -414,12 +402,9 @@ def _displaced(name: str, known: Sequence[str]) -> bool:
 
 
 class Durable(InvariantCheck[Stage, Incarnation]):
-    """ack-after-durable: a restarted syncer has every version that any learner has received.
-
-    Args:
-        from_copies: the incarnations of which this is not promised, because they began with a copy
-            of the folder of the one before, or without it.
-    """
+    """ack-after-durable: a restarted syncer has every version that any learner has received. It is
+    not promised of ``from_copies``, the incarnations that began with a copy of the folder of the
+    one before, or without it."""
 
     invariants = ("ack-after-durable",)
 
@@ -433,10 +418,8 @@ class Durable(InvariantCheck[Stage, Incarnation]):
         to whom."""
 
     def see(self, stage: Stage, role: Incarnation, event: Event, effects: Effects) -> None:
-        """Check when a syncer has recovered, and when a learner receives a version.
-
-        These may be seen in either order, because tapes are processed one by one.
-        """
+        """Check when a syncer has recovered, and when a learner receives a version. These may be
+        seen in either order, because tapes are processed one by one."""
         if isinstance(event, Recovered):
             if role.incarnation in self._from_copies:
                 return
