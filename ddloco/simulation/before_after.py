@@ -21,16 +21,10 @@ class RunOutcome(Struct, frozen=True):
 
     Attributes:
         seconds: from the first merge's launch to the last merge, on the syncer's clock.
-        merges: merges of fragments.
-        inner_steps: finished inner steps of all learners.
         goodput: the share of the learners' time spent computing; None without a merge.
-        trained_tokens: tokens that were trained on.
         merged_tokens: tokens in merges, on average over the fragments.
         contributions: the mean number of contributions in a merge.
         wait_s: the mean time that a launch was held; then its parts.
-        floor_s: by the launch floor.
-        quorum_s: by the quorum.
-        grace_s: by the grace window.
         shares: by learner, the share of merges that it is in.
     """
 
@@ -49,13 +43,6 @@ class RunOutcome(Struct, frozen=True):
 
 
 def outcome_of(folder: Path, *, trust: bool = False) -> RunOutcome:
-    """Return what a run came to; ``trust`` is that of ``RecordedRun``.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        ConfigError: the run is of a program of a user's own.
-        Divergence: this program decides otherwise than a tape says.
-    """
     run = open_job(folder, trust=trust)
     merges = list(run.merges())
     waits = [merge.wait for merge in merges]
@@ -89,7 +76,6 @@ def _mean(values: list[Any]) -> float:
 
 
 def table_of(outcomes: Mapping[str, RunOutcome]) -> Table:
-    """Return a table with one column for each outcome, under its name."""
     table = Table(title="the run, and simulations of it", title_justify="left", title_style="bold")
     table.add_column("", no_wrap=True)
     for name in outcomes:
@@ -118,4 +104,3 @@ ROWS = {
     "quorum_s": ("  for the quorum", "{:.4f}"),
     "grace_s": ("  for the grace window", "{:.4f}"),
 }
-"""By attribute of an outcome, what people read and how its value is printed."""

@@ -1,9 +1,6 @@
-"""A simulation with the speeds and delays of a recorded run, to try another schedule.
-
-A run's log and tapes contain when each learner joined, the duration of each of its steps, and the
-times for encoding, merging and sending messages. With the run's own schedule the simulation must
-reproduce the run's merges, which a test checks; with another it predicts their effect.
-"""
+"""A simulation with the speeds and delays of a recorded run, to try another schedule. With the
+run's own schedule the simulation must reproduce the run's merges, which a test checks; with another
+it predicts their effect."""
 
 import json
 import math
@@ -46,7 +43,6 @@ class RecordedPace(Pace):
         self._begun = 0
 
     def step(self, now: float, slow: float, count: int = 1) -> float:
-        """The duration of the next ``count`` steps."""
         begun, self._begun = self._begun, self._begun + count
         known = self._durations[begun : self._begun]
         seconds = sum(known) * slow + super().step(now, slow, count - len(known))
@@ -56,16 +52,7 @@ class RecordedPace(Pace):
 
 @dataclass(frozen=True)
 class Recording:
-    """A run folder, as a scenario with one case.
-
-    Args:
-        folder: the run folder.
-        overrides: settings that are changed, as ``key=value``.
-        without: learners that never join.
-
-    Raises:
-        ConfigError: it is not a run that can be simulated.
-    """
+    """A run folder, as a scenario with one case; learners in ``without`` never join."""
 
     folder: Path
     overrides: tuple[str, ...] = ()
@@ -74,7 +61,6 @@ class Recording:
 
     @property
     def scenario(self) -> ScenarioTable:
-        """The scenario's name and description."""
         about = f"{self.folder}, with the speeds and delays of the run"
         return ScenarioTable(name=self.folder.name or "run", about=about)
 
@@ -89,7 +75,6 @@ class Recording:
         return replace(job, job=table, task={TENSORS: self._fragments}, learner={})
 
     def physics(self, job: Job, seed: int, folder: Path | None = None) -> Physics:
-        """The measured speeds and delays."""
         steps: dict[str, list[float]] = {}
         for line in self._said("step"):
             steps.setdefault(line["actor"], []).extend([line["step_s"]] * line.get("together", 1))

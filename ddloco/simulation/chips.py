@@ -1,14 +1,7 @@
-"""A learner with many chips: slices that fail and return, and the cost of each change.
-
-Goodput simulation (paper section 7): chip failures are a Poisson process, and the time until a
-slice returns has an exponentiated Weibull distribution. An elastic learner continues with its
-remaining slices after ``downscale_s``. It adds returned slices, which takes ``upscale_s``, at the
-next failure, which stops it anyway, or when they have waited ``patience_s``. A learner that is not
-elastic stops for ``restart_s`` at every failure. Failures during a stop are handled within it.
-
-The paper does not publish these durations. The defaults are calibrated to its Table 1, and are
-printed wherever results are; see ``scenarios/goodput.toml``.
-"""
+"""A learner with many chips: slices that fail and return, and the cost of each change (paper
+section 7). Chip failures are a Poisson process, the time until a slice returns has an exponentiated
+Weibull distribution. Failures during a stop are handled within it. The durations, which the paper
+does not publish, are calibrated to its Table 1; see ``scenarios/goodput.toml``."""
 
 import heapq
 import math
@@ -58,7 +51,6 @@ class Chips(Section, frozen=True):
     back_max_s: Seconds = 4 * 3600.0
 
     def back_s(self, rng: random.Random) -> float:
-        """Draw the time until a slice returns."""
         inner = 1.0 - rng.random() ** (1.0 / self.back_power)
         if inner <= 0.0:
             return self.back_max_s
@@ -67,18 +59,9 @@ class Chips(Section, frozen=True):
 
 
 class ChipPace(Pace):
-    """The pace of a learner with many chips.
-
+    """The pace of a learner with many chips: ``count`` of them, ``step_s`` seconds a step with all.
     A step is a fixed amount of work: with fewer slices it takes longer. A stop interrupts the
-    current step, which continues afterwards.
-
-    Args:
-        chips: the failure model.
-        count: the number of chips of this learner.
-        step_s: seconds of a step with all chips.
-        variance: standard deviation of a step's duration, as a fraction of it.
-        rng: the learner's own random stream.
-    """
+    current step, which continues afterwards. ``variance`` is a fraction of a step's duration."""
 
     def __init__(
         self, chips: Chips, count: int, step_s: float, variance: float, rng: random.Random
@@ -97,7 +80,6 @@ class ChipPace(Pace):
         self._failure = rng.expovariate(self._rate)
 
     def step(self, now: float, slow: float, count: int = 1) -> float:
-        """Begin ``count`` steps; returns their duration including stops."""
         work = super().step(now, slow, count)
         self._running_s = count * self.step_s
         at = now
@@ -111,7 +93,6 @@ class ChipPace(Pace):
             at = change(max(due, at))
 
     def _next(self) -> tuple[float, Callable[[float], float]]:
-        """The next change and its time."""
         back = self._returns[0] if self._returns else math.inf
         upscale = self._ready_since + self._chips.patience_s
         due = min(self._failure, back, upscale)

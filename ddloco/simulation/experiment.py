@@ -56,18 +56,7 @@ def run_case(
     folder: Path | None = None,
     checks_of: Callable[[Scenario | Recording], list[Check]] = checks_of,
 ) -> Row:
-    """Run one case once.
-
-    Args:
-        case: names it.
-        scenario: where it runs.
-        seed: determines all that is random.
-        folder: its actors write tapes and a log there, if given.
-        checks_of: the checks of its world.
-
-    Raises:
-        ConfigError: the folder cannot be used.
-    """
+    """Run one case once; its actors write tapes and a log to ``folder``, if given."""
     job = scenario.resolved(case.name)
     until_s = (scenario.scenario.hours or HOURS_MAX) * 3600
     faults = scenario.faults(job, seed, min(until_s, FAULTS_S_MAX))

@@ -1,11 +1,8 @@
-"""How the time of a world was spent: goodput, uptime, participation (paper: section 7.1).
-
-Chip goodput is the paper's: the share of the learners' allocated time spent in steps that finished,
-at full capacity. It knows of chips that failed, and of time before a learner first joins, which no
-syncer does. Goodput is what the job's syncer says (``machines.syncer.accounts``), as for any job.
-Uptime is the share of the time in which at least one learner was training. Where learners come and
-go it is also shown how evenly the parts of the data were drawn.
-"""
+"""How the time of a world was spent: goodput, uptime, participation (paper: section 7.1). Chip
+goodput is the paper's: the share of the learners' allocated time spent in steps that finished, at
+full capacity; it knows of chips that failed, and of time before a learner first joins, which no
+syncer does. Goodput is what the job's syncer says. Uptime is the share of the time in which at
+least one learner trained."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -42,19 +39,16 @@ class Ledger(InvariantCheck[World, Node]):
         world.call(FOLD_S, self._fold_again, world)
 
     def started(self, world: World, node: Node) -> None:
-        """A learner has started: record its downtime."""
         if node.actor_name not in world.fragment_memories and node.actor_name in self._away:
             since = self._away.pop(node.actor_name)
             if world.now > since:
                 self._down[node.actor_name].append((since, world.now))
 
     def died(self, world: World, node: Node) -> None:
-        """A learner has ended: its downtime begins."""
         if node.actor_name not in world.fragment_memories:
             self._away[node.actor_name] = world.now
 
     def observed(self, node: Node, what: Observe) -> None:
-        """Count merges and their contributions."""
         if what.event == "merge":
             self.merges += 1
             self.averaged += what.fields["averaged"]
@@ -81,7 +75,6 @@ class Ledger(InvariantCheck[World, Node]):
         world.call(world.now + FOLD_S, self._fold_again, world)
 
     def results(self, world: World) -> dict[str, float]:
-        """Percentages and counts, by column."""
         self.fold(world)
         learners = world.job.learner_names()
         paces = [world.pace_of(name) for name in learners]

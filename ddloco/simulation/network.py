@@ -1,9 +1,6 @@
-"""Simulated links, with delay, bandwidth, cuts and losses; one per learner incarnation and syncer.
-
-A link stands for the learner's two connections (lanes) to the syncer. As over TCP, messages arrive
-in order per lane and direction. A cut holds messages back. A reset loses those in flight in both
-directions, and leaves a gap, as with ZeroMQ.
-"""
+"""Simulated links, with delay, bandwidth, cuts and losses; one per learner incarnation and syncer,
+for both lanes. Messages arrive in order per lane and direction. A cut holds messages back. A reset
+loses those in flight in both directions, and leaves a gap, as with ZeroMQ."""
 
 import math
 import random
@@ -23,8 +20,6 @@ Item = tuple[Any, ...]
 
 @dataclass(slots=True)
 class Direct:
-    """One direction of a link."""
-
     delay_s: float
     jitter_s: float
     bytes_per_s: float
@@ -37,8 +32,6 @@ class Direct:
 
 @dataclass(frozen=True)
 class Wire:
-    """The properties of a link without faults."""
-
     delay_s: float = 0.01
     jitter_s: float = 0.0
     bytes_per_s: float = math.inf
@@ -46,11 +39,7 @@ class Wire:
 
 class Card:
     """The network card of a syncer's host: what all its links carry passes through it, each
-    direction for itself.
-
-    Args:
-        bytes_per_s: what it carries in each direction.
-    """
+    direction for itself."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -63,14 +52,8 @@ class Card:
 
 
 class Line:
-    """One learner's link to a syncer.
-
-    Args:
-        wire: its properties without faults.
-        rng: a random stream for jitter; each link has its own, so that links do not affect each
-            other.
-        card: what the link shares with the syncer's other links; None if that carries everything.
-    """
+    """One learner's link to a syncer. Its random stream for jitter is its own, so that links do not
+    affect each other."""
 
     def __init__(self, wire: Wire, rng: random.Random, card: Card | None = None) -> None:
         self.generation = 0
@@ -103,11 +86,9 @@ class Line:
 
     @property
     def backlog_until(self) -> float:
-        """When the last message that was sent so far has arrived."""
         return max(at for direct in self.ways.values() for at in direct.due.values())
 
     def begin(self, fault: Fault) -> None:
-        """A fault of the link begins, in addition to those in effect."""
         if fault.what == "reset":
             self.generation += 1
             return

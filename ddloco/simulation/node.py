@@ -34,7 +34,6 @@ class Costs:
     merge_each_s: float = 0.0
 
     def of(self, work: Work) -> float:
-        """The duration of one piece of work."""
         match work:
             case EncodeFragment():
                 return self.encode_s
@@ -52,12 +51,7 @@ class Costs:
 
 class Pace:
     """The durations of a learner's steps, and how its time was spent, over all incarnations.
-
-    Args:
-        step_s: seconds of one step.
-        variance: standard deviation of a step's duration, as a fraction of it.
-        rng: the learner's own random stream.
-    """
+    ``variance`` is a fraction of a step's duration."""
 
     def __init__(self, step_s: float, variance: float, rng: random.Random) -> None:
         self.step_s = step_s
@@ -70,7 +64,6 @@ class Pace:
 
     @classmethod
     def even(cls, _: str, rng: random.Random) -> "Pace":
-        """A pace of one second per step, without variance."""
         return cls(1.0, 0.0, rng)
 
     def step(self, now: float, slow: float, count: int = 1) -> float:
@@ -84,21 +77,17 @@ class Pace:
         return seconds
 
     def done(self, now: float, count: int = 1) -> None:
-        """The current steps are finished."""
         del now
         self.useful_s += self._running_s
         self.steps += count
 
     def away(self, now: float) -> None:
-        """The learner has ended; its current step is lost."""
         del now
         self._running_s = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One incarnation of an actor in a world."""
-
     incarnation: str
     actor_name: str
     actor: Actor
@@ -121,11 +110,9 @@ class Node:
 
     @property
     def number(self) -> int:
-        """The incarnation's number: 2 for ``learner-3.2``."""
         return number_of(self.incarnation)
 
     def close(self) -> None:
-        """Close its tape and its log, which are complete up to here."""
         if self.recorder is not None:
             self.recorder.close(self.actor.number, self.finish.reason if self.finish else None)
         if self.log is not None:

@@ -46,17 +46,10 @@ class Physics:
     """The parameters of a world, in addition to the job.
 
     Attributes:
-        seed: determines everything random.
-        leaves: the model's tensors.
-        wire: the properties of links without faults.
         hub_bytes_per_s: what a syncer's host carries in each direction, for all its links; 0 for
             everything.
-        costs: the durations of work.
         fragment_bytes: the size of a fragment on a link; 0 for that of the simulated tensors.
         arithmetic: whether contents have numbers.
-        pace: creates a learner's pace, from its name and a random stream.
-        recorder: creates the recorder of an incarnation's tape.
-        log: creates an incarnation's log.
     """
 
     leaves: tuple[Leaf, ...]

@@ -52,11 +52,6 @@ SHOWN_MAX = 10
 
 
 def scenario_table(given: argparse.Namespace) -> int:
-    """Run the cases of a scenario file, each with every seed.
-
-    Raises:
-        ConfigError: the scenario or an option cannot be used.
-    """
     path = find(given.scenario)
     choose = partial(chosen, path, tuple(given.overrides), tuple(given.without))
     cases = choose(given.case)
@@ -102,11 +97,8 @@ def _one(
 def chosen(
     path: Path, overrides: tuple[str, ...], without: tuple[str, ...], among: str
 ) -> list[tuple[Case, World]]:
-    """The case named ``among``, or those whose names contain it; a run folder has one case.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
+    """Return the case named ``among``, or those whose names contain it; a run folder has one
+    case."""
     if path.is_dir():
         return [(Case(path.name), Recording(path, overrides, without=without))]
     if without:
@@ -123,11 +115,9 @@ def _beside_recorded(
     chosen_case: tuple[Case, World],
     seed: int,
 ) -> int:
-    """Simulate a recorded run, and show what it comes to beside what the run came to.
-
-    With a change, the run is simulated without it, too: what that differs by from the recorded
-    run is the error of the simulation.
-    """
+    """Simulate a recorded run, and show what it comes to beside what the run came to. With a
+    change, the run is simulated without it, too: what that differs by from the recorded run is the
+    error of the simulation."""
     case, scenario = chosen_case
     outcomes: dict[str, RunOutcome] = {}
     try:
@@ -161,11 +151,7 @@ def _beside_recorded(
 def with_bar(
     console: Console, name: str, run: Callable[[int], T], works: Sequence[int], jobs: int
 ) -> list[T]:
-    """Run works in so many processes, one for each core with 0; shows how many are done.
-
-    Raises:
-        ConfigError: the number of processes is negative.
-    """
+    """Run works in so many processes, one for each core with 0; shows how many are done."""
     if jobs < 0:
         raise ConfigError(f"--jobs {jobs}: a number of processes, or 0 for one per core")
     named = TextColumn(name, markup=False)
@@ -178,7 +164,6 @@ def with_bar(
 
 
 def _averaged(rows: Sequence[Row]) -> Row:
-    """The mean over seeds, column by column."""
     columns = [name for name in rows[0].values if all(name in row.values for row in rows)]
     values = {name: sum(row.values[name] for row in rows) / len(rows) for name in columns}
     first = rows[0]
@@ -280,11 +265,6 @@ def _report_broken(console: Console, path: Path, given: argparse.Namespace, row:
 
 
 def at_least_one(option: str, value: int) -> int:
-    """The value of an option, unless it is below one.
-
-    Raises:
-        ConfigError: it is.
-    """
     if value < 1:
         raise ConfigError(f"{option} {value}: at least 1")
     return value

@@ -1,8 +1,6 @@
-"""Scenario files: a job, its simulated environment, faults, and cases that vary them.
-
-The job's own tables ([job], [sync], [outer], [chaos], [learner.NAME]) are those of a job file. A
-case overrides keys with ``set``, like ``--set``, and may contain the paper's numbers.
-"""
+"""Scenario files: a job, its simulated environment, faults, and cases that vary them. The job's own
+tables ([job], [sync], [outer], [chaos], [learner.NAME]) are those of a job file. A case overrides
+keys with ``set``, like ``--set``, and may contain the paper's numbers."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -32,12 +30,9 @@ JOB_TABLES = ("job", "sync", "outer", "chaos", "learner", "elastic", "compress")
 
 
 class ScenarioTable(Section, frozen=True):
-    """``[scenario]``: its name, what it shows, and how long it runs.
-
-    It runs for at most ``hours`` of virtual time, until all learners together have done
-    ``inner_steps``, or else to the end of its job. ``checks`` enables all invariant checks.
-    ``note`` is printed below the table.
-    """
+    """``[scenario]``: what it shows, and how long it runs: for at most ``hours`` of virtual time,
+    until all learners together have done ``inner_steps``, or else to the end of its job. ``checks``
+    enables all invariant checks. ``note`` is printed below the table."""
 
     name: str
     about: str = ""
@@ -49,10 +44,8 @@ class ScenarioTable(Section, frozen=True):
 
 
 class WorkTable(Section, frozen=True):
-    """``[work]``: durations of work in seconds; ``variance`` of steps is a fraction of them.
-
-    A merge takes ``merge_s``, and ``merge_each_s`` for each contribution.
-    """
+    """``[work]``: durations of work in seconds; ``variance`` of steps is a fraction of them. A
+    merge takes ``merge_s``, and ``merge_each_s`` for each contribution."""
 
     step_s: More = 1.0
     variance: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
@@ -65,10 +58,8 @@ class WorkTable(Section, frozen=True):
 
 
 class Network(Section, frozen=True):
-    """``[network]``: the properties of every link; ``mbit`` is per second and direction.
-
-    ``hub_mbit`` is what a syncer's host carries per second and direction, for all its links.
-    """
+    """``[network]``: the properties of every link; ``mbit`` is per second and direction,
+    ``hub_mbit`` what a syncer's host carries per second and direction, for all its links."""
 
     delay_s: Seconds = 0.01
     jitter_s: Seconds = 0.0
@@ -85,7 +76,6 @@ class Lending(Section, frozen=True):
     without_s: More
 
     def faults(self, learners: Sequence[str], until_s: float) -> list[Fault]:
-        """Their coming and going as faults."""
         faults: list[Fault] = []
         for name in learners[self.base :]:
             at_s = self.without_s
@@ -106,8 +96,6 @@ class Case(Section, frozen=True):
 
 
 class Scenario(Section, frozen=True):
-    """A scenario file."""
-
     scenario: ScenarioTable
     job: dict[str, Any] = {}
     sync: dict[str, Any] = {}
@@ -123,18 +111,12 @@ class Scenario(Section, frozen=True):
     case: tuple[Case, ...] = ()
 
     def resolved(self, source: str) -> Job:
-        """The job that the machines run.
-
-        Raises:
-            ConfigError: as for a job file.
-        """
         plain = {table: deepcopy(getattr(self, table)) for table in JOB_TABLES}
         plain["job"] = {"task": "simulated:tensors", "name": "simulated", **plain["job"]}
         plain["task"] = {TENSORS: self.work.tensors}
         return job_from({table: keys for table, keys in plain.items() if keys}, source)
 
     def physics(self, job: Job, seed: int, folder: Path | None = None) -> Physics:
-        """The parameters of this scenario's worlds."""
         work, network = self.work, self.network
         bytes_per_s = network.mbit * 1e6 / 8 if network.mbit else float("inf")
         return Physics(
@@ -151,7 +133,6 @@ class Scenario(Section, frozen=True):
         )
 
     def faults(self, job: Job, seed: int, until_s: float) -> tuple[Fault, ...]:
-        """All faults, and the coming and going of learners, in order of time."""
         names = job.learner_names()
         drawn = schedule(replace(job.chaos, seed=job.chaos.seed + seed), names, until_s=until_s)
         if self.lending is None:
@@ -160,7 +141,6 @@ class Scenario(Section, frozen=True):
         return tuple(sorted((*drawn, *lent), key=lambda each: each.at_s))
 
     def pace(self, job: Job) -> Callable[[str, random.Random], Pace]:
-        """A function that creates the pace of each learner."""
         return partial(_pace, job, self.work, self.chips)
 
 
@@ -173,11 +153,7 @@ def _pace(job: Job, work: WorkTable, chips: Chips | None, name: str, rng: random
 
 
 def find(name: str) -> Path:
-    """The file of a scenario: a path, or the name of one in this package.
-
-    Raises:
-        ConfigError: there is no such scenario.
-    """
+    """Return the file of a scenario: a path, or the name of one in this package."""
     path = Path(name)
     if path.suffix == ".toml" or path.exists():
         return path
@@ -188,13 +164,8 @@ def find(name: str) -> Path:
 
 
 def cases_of(path: Path, overrides: Sequence[str] = ()) -> list[tuple[Case, Scenario]]:
-    """Every case of a scenario file with its scenario after overrides; one case if it has none.
-
-    ``overrides`` have the form ``chips.total=300000``, and take precedence over a case's own.
-
-    Raises:
-        ConfigError: the file cannot be read, or a field of it or of a case is invalid.
-    """
+    """Return every case of a scenario file with its scenario after overrides, which have the form
+    ``chips.total=300000`` and take precedence; one case if it has none."""
     plain = read_toml(path)
     whole = convert(plain, Scenario, str(path))
     cases = whole.case or (Case(whole.scenario.name),)
@@ -209,7 +180,6 @@ def cases_of(path: Path, overrides: Sequence[str] = ()) -> list[tuple[Case, Scen
 
 
 def _checked(plain: Any, source: str) -> Scenario:
-    """A scenario whose job can be run."""
     scenario = convert(plain, Scenario, source)
     scenario.resolved(source)
     return scenario

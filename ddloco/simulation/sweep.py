@@ -16,13 +16,9 @@ GIVEN = 2
 def sweep(
     run: Callable[[int], T], seeds: Sequence[int], jobs: int, progress: Callable[[int], None]
 ) -> Iterator[T]:
-    """Run ``run`` for every seed in ``jobs`` processes; yields results in the order of ``seeds``.
-
-    A process runs one seed at a time, since worlds differ in length: of the cases of Table 1 the
-    longest takes eight times as long as the shortest.
-
-    ``run`` must be importable by name. ``progress`` is called with the number of finished seeds.
-    """
+    """Run ``run``, which must be importable by name, for every seed in ``jobs`` processes; yields
+    results in the order of ``seeds``. A process runs one seed at a time, since worlds differ in
+    length: of the cases of Table 1 the longest takes eight times as long as the shortest."""
     if jobs == 1 or len(seeds) == 1:
         for done, seed in enumerate(seeds, 1):
             yield run(seed)

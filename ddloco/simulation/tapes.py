@@ -16,8 +16,6 @@ from replay import Recorder, TapeHeader, TapeWriter
 def recorder_maker(
     job: Job, folder: Path | None, *, arithmetic: bool
 ) -> Callable[[str], Recorder | None]:
-    """Return a function that creates recorders of incarnations; without a folder, it returns
-    None."""
     if folder is None:
         return lambda _: None
 
@@ -29,7 +27,6 @@ def recorder_maker(
 
 
 def header_of(job: Job, incarnation: str, *, arithmetic: bool) -> TapeHeader:
-    """The header of a simulated incarnation's tape."""
     return TapeHeader(
         incarnation=incarnation,
         job_id=job.id,
@@ -41,5 +38,4 @@ def header_of(job: Job, incarnation: str, *, arithmetic: bool) -> TapeHeader:
 
 
 def log_maker(folder: Path | None) -> Callable[[str], ActorLog | None]:
-    """Return a function that creates logs of incarnations; without a folder, it returns None."""
     return lambda incarnation: ActorLog(folder / LOG_FILE, incarnation) if folder else None

@@ -1,9 +1,6 @@
-"""The connections of a simulated world, and the messages in flight on them.
-
-Each syncer is the centre of a star: learners and relays dial every shard, and the other shards dial
-the first. Each relay is the centre of its site's. Each dialler has a line; messages wait while no
-endpoint listens, as in a socket's queue.
-"""
+"""The connections of a simulated world, and the messages in flight on them. Learners and relays
+dial every shard, the other shards dial the first, and learners their relay. Messages wait while no
+endpoint listens, as in a socket's queue."""
 
 import random
 from typing import TYPE_CHECKING, Any
@@ -27,12 +24,6 @@ Key = tuple[str, str]
 
 
 class Switch:
-    """The lines of a world.
-
-    Args:
-        world: the world.
-    """
-
     def __init__(self, world: "World") -> None:
         self.lines: dict[Key, Line] = {}
         """By (incarnation that dials, actor that listens)."""
@@ -46,16 +37,13 @@ class Switch:
         self._bulk_bytes = int(world.physics.fragment_bytes or size)
 
     def _listeners(self, actor: str) -> tuple[str, ...]:
-        """The actors that an actor dials."""
         return self._world.job.dials(actor)
 
     def of(self, node: Node) -> list[Line]:
-        """The lines of an actor that dials."""
         pairs = ((node.incarnation, each) for each in self._listeners(node.actor_name))
         return [self.lines[pair] for pair in pairs if pair in self.lines]
 
     def plug(self, node: Node) -> None:
-        """Connect a new actor's lines."""
         physics, me = self._world.physics, node.incarnation
         for listener in self._listeners(node.actor_name):
             name = f"{physics.seed}/link of {me}"
@@ -79,12 +67,10 @@ class Switch:
                 line.generation += 1
 
     def cut_connections(self, node: Node) -> None:
-        """Break the connections of an actor that dials."""
         for listener in self._listeners(node.actor_name):
             self._world.tell(node, LaneBroken(listener, BULK, "reset"))
 
     def transmit(self, node: Node, said: Transmit[Any]) -> None:
-        """Put a message on its line."""
         content = node.contents[said.payload] if said.payload else None
         item = (said, node.incarnation, content)
         line = self.lines.get((node.incarnation, said.peer))

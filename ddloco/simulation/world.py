@@ -1,10 +1,7 @@
-"""The simulated world: the real machines in virtual time, with links, simulated work and faults.
-
-It is a plain loop over a heap, without an event loop. One seed determines everything: each learner
-and link has its own random stream, so that a fault of one does not affect others. Events pass the
-same door as in a live run: an event is stamped, written to the tape (if there is one) and handled,
-and then its effects are performed. The checks see every event.
-"""
+"""The simulated world: the real machines in virtual time, with links, simulated work and faults. It
+is a plain loop over a heap. One seed determines everything: each learner and link has its own
+random stream, so that a fault of one does not affect others. Events pass the same door as in a live
+run."""
 
 import heapq
 import math
@@ -43,15 +40,8 @@ class EndlessError(Exception):
 
 
 class World:
-    """A job in virtual time. ``now`` is in seconds since its start.
-
-    Args:
-        job: what is run.
-        physics: how long everything takes.
-        checks: see every event.
-        observers: see starts, ends and observations.
-        may_act: whether an incarnation may handle its next event; asked before each of them.
-    """
+    """A job in virtual time. ``now`` is in seconds since its start. ``may_act`` is asked before
+    each event whether an incarnation may handle it."""
 
     def __init__(
         self,
@@ -92,7 +82,6 @@ class World:
     # Starting and ending actors.
 
     def begin(self, faults: Sequence[Fault] = ()) -> None:
-        """Start the syncers and the learners, and schedule the faults."""
         late = {fault.who for fault in faults if fault.what == "join"}
         for name in self.job.names():
             if name not in late:
@@ -101,15 +90,12 @@ class World:
             self.call(fault.at_s, self._befall, fault)
 
     def paces(self) -> list[Pace]:
-        """The paces of all actors that were ever started."""
         return list(self._paces.values())
 
     def pace_of(self, actor: str) -> Pace | None:
-        """The pace of an actor; None before its first start."""
         return self._paces.get(actor)
 
     def start(self, actor: str) -> Node:
-        """Start the next incarnation of an actor."""
         before = self.nodes.get(actor)
         incarnation = f"{actor}.{before.number + 1 if before else 1}"
         physics = self.physics
@@ -176,7 +162,6 @@ class World:
         self.switch.unplug(node)
 
     def close(self) -> None:
-        """Close the tapes and logs of the actors that still run."""
         for node in [each for each in self.nodes.values() if each.present]:
             node.close()
 
@@ -201,7 +186,6 @@ class World:
             self.call(self.now + back_s, self._return, node)
 
     def stop(self, actor: str, reason: str = "enough") -> None:
-        """Ask an actor to end cleanly."""
         node = self.nodes[actor]
         if node.present:
             self.tell(node, StopRequested(reason))
@@ -314,7 +298,6 @@ class World:
             self.now = until_s
 
     def admit(self, node: Node, event: Event) -> None:
-        """Admit an event, show it to the checks, and perform its effects."""
         # Never backwards: differences of times may be rounded up or down.
         at = node.at = max(self.now - node.zero, node.at)
         effects = admit(node.actor, node.recorder, at, event)

@@ -51,7 +51,6 @@ def ratio_bars(links: Sequence[WideLink]) -> list[str]:
 
 
 def svg(setting: Setting) -> str:
-    """Utilisation against bandwidth for every method, as a self-contained SVG file."""
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',

@@ -1,17 +1,12 @@
-"""How much bandwidth a method needs to keep its accelerators busy (paper 8.2). Pure arithmetic.
+"""How much bandwidth a method needs to keep its accelerators busy (paper 8.2): the smallest of a
+fixed grid with which compute time over wall time (compute utilisation, CU) reaches a target.
 
-Compute utilisation (CU) is compute time over wall time; the result is the smallest bandwidth of a
-fixed grid that reaches a target. There are two independent models:
-
-* *simulated*: a graph of events as Streaming DiLoCo describes it. Each layer has a forward, a
-  backward with respect to activations (except the first layer), a backward with respect to
-  parameters, and a reduction: ``4 L - 1`` nodes per step, on one compute and one network resource,
-  both in order. One constant is fitted, the volume. All bandwidths are simulated at once, as
-  arrays.
-* *closed*: the formulas of paper 8.2, with five fitted constants.
+Two independent models: *simulated*, a graph of events as Streaming DiLoCo describes it, ``4 L - 1``
+nodes per step, on one compute and one network resource, both in order, with one fitted constant,
+the volume; and *closed*, the formulas of paper 8.2, with five fitted constants.
 
 Decoupled DiLoCo has no utilisation in this sense, because its learners never wait. Its requirement
-is defined as the bandwidth at which the syncer keeps its interval; again there are two models.
+is the bandwidth at which the syncer keeps its interval; again there are two models.
 
 Units: parameters are counts, bandwidths Gbit/s in each direction of one site's link, times s.
 """
@@ -120,20 +115,15 @@ def copy_gbit(setting: Setting, per_billion: float = GBIT_PER_BILLION) -> float:
 
 
 def reduction_copies(sites: int) -> float:
-    """Copies that each site sends and receives in a ring all-reduce: 2 (M - 1) / M.
-
-    That is one for two sites, as in Streaming DiLoCo's tables, to which the volume was fitted.
-    """
+    """Copies that each site sends and receives in a ring all-reduce: 2 (M - 1) / M. That is one for
+    two sites, as in Streaming DiLoCo's tables, to which the volume was fitted."""
     return 2 * (sites - 1) / sites
 
 
 def simulated(setting: Setting, bandwidth: Array) -> Array:
-    """CU of the event graph at each bandwidth (paper 8.2).
-
-    Fragments are strided layers, as in Streaming DiLoCo's main setting. Each fragment is sent layer
-    by layer in the last step of its share of the interval, and after ``overlap`` further steps the
-    next forward pass of a layer waits for it.
-    """
+    """CU of the event graph at each bandwidth (paper 8.2). Fragments are strided layers. Each
+    fragment is sent layer by layer in the last step of its share of the interval, and after
+    ``overlap`` further steps the next forward pass of a layer waits for it."""
     layers, interval = setting.layers, setting.interval
     fragments = min(setting.fragments, layers)
     node_s = setting.step_s / (3 * layers - 1)
@@ -168,11 +158,9 @@ def simulated(setting: Setting, bandwidth: Array) -> Array:
 
 def closed(setting: Setting, bandwidth: Array) -> Array:
     """CU by the fitted formulas (paper 8.2): communication not hidden by compute is waited for.
-
     With overlap this is also Decoupled DiLoCo's model (A). It counts hidden time once per fragment.
     So where ``fragments * (overlap + 0.5)`` exceeds the interval, time shared by several fragments
-    is counted more than once, and the result exceeds what the link can carry.
-    """
+    is counted more than once, and the result exceeds what the link can carry."""
     volume_gbit = copy_gbit(setting, GBIT_PER_BILLION_CLOSED) * reduction_copies(setting.sites)
     return _waiting(setting, volume_gbit, bandwidth)
 
@@ -193,10 +181,8 @@ def _waiting(setting: Setting, volume_gbit: float, bandwidth: Array) -> Array:
 
 
 def decoupled_waiting(setting: Setting, bandwidth: Array) -> Array:
-    """Model (A) of paper 8.2: as if a learner waited as in Streaming DiLoCo with overlap.
-
-    One copy is sent in each direction for any number of sites: to the syncer, and back.
-    """
+    """Model (A) of paper 8.2: as if a learner waited as in Streaming DiLoCo with overlap. One copy
+    is sent in each direction for any number of sites: to the syncer, and back."""
     return _waiting(setting, copy_gbit(setting), bandwidth)
 
 
@@ -246,11 +232,9 @@ def needed_exactly(model: Model, setting: Setting, method: Method, target: float
 
 
 def in_time_gbit_s(setting: Setting, method: Method) -> float:
-    """Gbit/s at which a pulled fragment is merged and returned within the overlap (paper 8.2).
-
-    ``V / (P B)`` in each direction within ``tau t``; the time to merge is ignored. Below it
-    fragments arrive late, which makes them stale but stops no learner. Infinite without overlap.
-    """
+    """Gbit/s at which a pulled fragment is merged and returned within the overlap (paper 8.2): ``V
+    / (P B)`` in each direction within ``tau t``; the time to merge is ignored. Below it fragments
+    arrive late, which makes them stale but stops no learner. Infinite without overlap."""
     used = as_method(setting, method)
     if not used.overlap:
         return float("inf")

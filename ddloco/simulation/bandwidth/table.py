@@ -54,11 +54,8 @@ STEPS_GBIT_S = 5.0
 
 
 def bandwidth(given: argparse.Namespace) -> int:
-    """Print everything; returns exit code 0.
-
-    Raises:
-        ConfigError: an option is out of range, or the figure cannot be written.
-    """
+    """Print everything; ``ConfigError`` if an option is out of range, or the figure cannot be
+    written."""
     setting = checked(given)
     if given.svg is not None:
         try:
@@ -76,11 +73,8 @@ def bandwidth(given: argparse.Namespace) -> int:
 
 
 def checked(given: argparse.Namespace) -> Setting:
-    """Convert the options to a setting.
-
-    Raises:
-        ConfigError: an option is invalid; names it and the valid range.
-    """
+    """Convert the options to a setting; ``ConfigError`` names an invalid option and the valid
+    range."""
     values: dict[str, Any] = {}
     for name, (low, high) in RANGES.items():
         value = getattr(given, name)
@@ -117,7 +111,6 @@ def needed_table(setting: Setting) -> Table:
 
 
 def lines(setting: Setting) -> Iterator[str]:
-    """The text below the table."""
     yield "Simulated layer by layer; each number is the smallest of a grid of 50 that is enough. A"
     yield "Decoupled learner never waits: its share is what the link sustains of its schedule (B)."
     yield "(A) counts time that several fragments share once for each, and can be too low."
@@ -171,7 +164,6 @@ def _at_step(step_s: float) -> WideLink:
 
 
 def as_dict(setting: Setting) -> dict[str, Any]:
-    """All results as plain data; None where no bandwidth of the grid is sufficient."""
     models = (("main", utilisation), ("second_opinion", second_opinion))
     in_time = {m: in_time_gbit_s(setting, m) for m in METHODS if m.startswith("decoupled")}
     settings = {"given": setting, "regions": REGIONS, "sites": HEADLINE}

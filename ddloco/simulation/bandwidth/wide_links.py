@@ -23,10 +23,8 @@ LINKS: Array = np.array([0.1, 1.0, 2.0, 5.0, 10.0, 25.0, 100.0, 400.0])
 class WideLink:
     """The cost of one link for both methods: seconds of wall time per step, and their ratios.
 
-    Args:
-        gbit_s: bandwidth of the link in each direction.
+    Attributes:
         data_parallel_s: a step with its reduction.
-        decoupled_s: a learner's step; it never waits.
         faster: wall time to the same tokens, data-parallel over Decoupled.
         faster_holding: the same if Decoupled waited to keep its interval, at 4 bits.
         interval: steps between two exchanges of a fragment that the link sustains, at 16 bits.
@@ -43,12 +41,9 @@ class WideLink:
 
 
 def wall_clock(setting: Setting, links: Array = LINKS) -> list[WideLink]:
-    """Wall time to the same number of tokens on several links.
-
-    Every site computes the same batch in the same time with either method, and a token is assumed
-    to have the same value, so the ratio of total times is that of the steps. Latency, packet loss
-    and the syncer's own link, which carries all learners' traffic, are ignored.
-    """
+    """Wall time to the same number of tokens on several links. Every site computes the same batch
+    in the same time with either method, so the ratio of total times is that of the steps. Latency,
+    packet loss and the syncer's own link, which carries all learners' traffic, are ignored."""
     slow = setting.step_s / utilisation(setting, "data-parallel", links)
     whole, small = (utilisation(setting, method, links) for _, method in BITS)
     return [
