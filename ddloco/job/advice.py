@@ -28,16 +28,8 @@ OVERLAP_SHARE = 0.5
 
 
 class Advice(NamedTuple):
-    """Settings for a job file, and why.
-
-    Attributes:
-        learners: one for each machine.
-        interval: H.
-        overlap: tau.
-        wire: the format of contributions and of global fragments.
-        mbit: what a learner's line must carry for that, in each direction.
-        enough: whether its line does.
-    """
+    """Settings for a job file, and why; ``mbit`` is what a learner's line must carry in each
+    direction."""
 
     learners: int
     interval: int
@@ -48,7 +40,6 @@ class Advice(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why, in a sentence."""
         bits = f"{bits_of(self.wire):g} bits a parameter"
         said = f"syncs take {self.mbit:,.3g} Mbit/s each way: {bits}, every {self.interval} steps"
         return said if self.enough else f"{said}, which is more than half of the line"
@@ -63,14 +54,8 @@ def bits_of(wire: Format) -> float:
 
 
 def advice(learners: int, mbit: float, parameters: float, step_s: float = STEP_S) -> Advice:
-    """Return settings for so many machines.
-
-    Args:
-        learners: the machines, each a learner.
-        mbit: the line of each, in Mbit/s in each direction; ``math.inf`` within one machine.
-        parameters: of the model, how many.
-        step_s: the duration of a step, in seconds.
-    """
+    """Return settings for so many machines, each a learner with a line of ``mbit`` Mbit/s each way,
+    which is ``math.inf`` within one machine."""
     found = None
     for interval in INTERVALS:
         for wire in WIRES if interval == INTERVALS[0] else WIRES[-1:]:
@@ -93,7 +78,7 @@ def _overlap(needed: float, mbit: float, interval: int) -> int:
 
 
 def advised_tables(found: Advice) -> dict[str, dict[str, object]]:
-    """Return the settings by table, those that differ from the defaults or are worth seeing."""
+    """The settings that differ from the defaults or are worth seeing."""
     outer = Outer()
     tables: dict[str, dict[str, object]] = {
         "job": {"learners": found.learners},

@@ -125,12 +125,11 @@ class JobTable(Section, frozen=True):
 
     @property
     def last_step(self) -> int:
-        """The last global step; one that is never reached if the job ends by ``tokens``."""
+        """One that is never reached if the job ends by ``tokens``."""
         return self.steps if self.tokens is None else NEVER
 
     @property
     def length(self) -> str:
-        """When the job is done, in words."""
         return f"{self.steps} steps" if self.tokens is None else f"{self.tokens:,} merged tokens"
 
 
@@ -599,11 +598,11 @@ class Job(Section, frozen=True):
     relay: dict[str, RelayTable] = {}
 
     def learner_names(self) -> tuple[str, ...]:
-        """``learner-0`` and so on, in order of number."""
+        """In order of number."""
         return tuple(f"learner-{index}" for index in range(self.job.learners))
 
     def too_few(self, left: int) -> str:
-        """Why the job cannot go on with so many learners, and what would; empty if it can."""
+        """Why the job cannot go on with so many learners; empty if it can."""
         method, total = self.job.method, self.job.learners
         all_needed = self.sync.blocking or method == "data-parallel"
         needed = total if all_needed else self.sync.quorum
@@ -630,7 +629,7 @@ class Job(Section, frozen=True):
         )
 
     def names(self) -> tuple[str, ...]:
-        """All actors of the job: syncers, then relays, then learners."""
+        """Syncers, then relays, then learners."""
         return (*self.syncer_names(), *self.relay_names(), *self.learner_names())
 
     def listeners(self) -> tuple[str, ...]:
@@ -667,13 +666,12 @@ class Job(Section, frozen=True):
         return self.job.shards or self.job.learners
 
     def shard(self, name: str) -> int:
-        """The data shard, of ``data_shards`` many, that a learner trains on; with ``job.shards``
-        the first one that it may be given."""
+        """With ``job.shards`` the first one that it may be given."""
         shard = self.learner_table(name).shard
         return int(name.rpartition("-")[2]) if shard is None else shard
 
     def worker_of(self, name: str) -> Worker:
-        """The worker of one actor; only learners have several processes."""
+        """Only learners have several processes."""
         table, common = self.learner_table(name), self.worker
         return Worker(
             threads=table.threads or common.threads,
@@ -703,13 +701,8 @@ class Job(Section, frozen=True):
         )
 
     def sendable_plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:
-        """Like ``plan``, with a check that each fragment fits into one message and that merges are
-        of the numbers that it has.
-
-        Raises:
-            ValueError: a fragment does not fit, its numbers would be others after a merge, or there
-                is no such plan.
-        """
+        """Like ``plan``, but raises ValueError if a fragment does not fit into one message, or its
+        numbers would be others after a merge."""
         plan = self.plan(leaves)
         double = [leaf.name for leaf in leaves if leaf.dtype == "float64"]
         if double and not self.sync.round_float64:
@@ -731,7 +724,6 @@ class Job(Section, frozen=True):
 
     @property
     def _cure(self) -> str:
-        """Advice for a fragment that is too large for a message."""
         if self.job.method in DATA_PARALLEL:
             return f"gradients of a {self.job.method} job are sent whole: use fewer, larger tensors"
         if "fragments" in FIXED.get(self.job.method, {}):
@@ -780,14 +772,7 @@ def _without_none(plain: Any) -> Any:
 def load_job(path: Path, overrides: Sequence[str] = (), chaos: Path | None = None) -> Job:
     """Read a job file and apply ``key=value`` overrides such as ``sync.quorum=2``.
 
-    Args:
-        path: the job file.
-        overrides: from the command line.
-        chaos: a file of faults that replaces the job's own ``[chaos]``.
-
-    Raises:
-        ConfigError: the file cannot be read, or a field is unknown, of a wrong type, out of
-            bounds, or inconsistent with another.
+    ``chaos`` is a file of faults that replaces the job's own ``[chaos]``. Raises ConfigError.
     """
     plain = read_toml(path)
     if not plain and not overrides:
@@ -808,11 +793,6 @@ def load_job(path: Path, overrides: Sequence[str] = (), chaos: Path | None = Non
 
 
 def load_launch(path: Path, overrides: Sequence[str] = ()) -> Launch:
-    """Read the ``[launch]`` of a job file that ``load_job`` accepts.
-
-    Raises:
-        ConfigError: as for ``load_job``.
-    """
     return with_overrides(read_toml(path), overrides, _launch_from, str(path))
 
 
@@ -822,7 +802,6 @@ def _launch_from(plain: Any, source: str) -> Launch:
 
 
 def _job_only(plain: Any) -> Any:
-    """Plain data without ``[launch]``, which no actor reads."""
     if not isinstance(plain, dict):
         return plain
     return {key: each for key, each in plain.items() if key != "launch"}
@@ -831,16 +810,10 @@ def _job_only(plain: Any) -> Any:
 def with_overrides(
     plain: dict[str, Any], overrides: Sequence[str], check: Callable[[Any, str], T], source: str
 ) -> T:
-    """Apply ``key=value`` overrides to plain data, and check the result.
+    """Apply ``key=value`` overrides to a copy, and check the result with ``check``, which gets it
+    and its source.
 
-    Args:
-        plain: what a file has; it is not changed.
-        overrides: from the command line.
-        check: gets the result and its source; returns it as a table.
-        source: the file, for errors. An error that an override makes names this override instead.
-
-    Raises:
-        ConfigError: an override has another form, or ``check`` raised.
+    An error that an override makes names this override in place of the source.
     """
     changed = _tables_copied(plain)
     for said in overrides:
@@ -879,9 +852,6 @@ def job_from(plain: Any, source: str) -> Job:
 
     The job's dicts are sorted by key, as on a tape: machines hold the job, and a replay compares
     their states byte by byte, so the order in a file must not matter.
-
-    Raises:
-        ConfigError: as for ``load_job``.
     """
     _launch_from(plain, source)
     resolved = _with_usual_outer(_with_method(_with_texts(_job_only(plain), source)))
@@ -917,7 +887,6 @@ def _env_texts(table: Any, where: str) -> Any:
 
 
 def _with_method(plain: Any) -> Any:
-    """Plain data with the settings that the method stands for."""
     table: Any = plain.get("job") if isinstance(plain, dict) else None
     method = str(table.get("method")) if isinstance(table, dict) else ""
     if method not in FIXED or not all(
@@ -958,12 +927,10 @@ def _of_one(job: Job) -> Job:
 
 
 def clients_of(learners: int, share: float) -> int:
-    """Return how many of so many learners a share of them is, at least one."""
     return max(math.ceil(learners * share - ROUNDING), 1)
 
 
 def _with_usual_outer(plain: Any) -> Any:
-    """Plain data with the settings that preset and optimizer stand for, where they are not set."""
     outer: Any = plain.get("outer") if isinstance(plain, dict) else None
     if not isinstance(outer, dict):
         return plain
@@ -983,11 +950,7 @@ def _tables_copied(plain: dict[str, Any], depth: int = DEPTH_MAX) -> dict[str, A
 
 
 def override_said(plain: dict[str, Any], said: str) -> None:
-    """Apply an override in the form used on the command line: ``sync.quorum=2``.
-
-    Raises:
-        ConfigError: it has another form, or its path leads through a value that is not a table.
-    """
+    """Apply an override in the form used on the command line: ``sync.quorum=2``."""
     key, equals, text = said.partition("=")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
@@ -1001,16 +964,11 @@ def override_said(plain: dict[str, Any], said: str) -> None:
 
 
 def _shown(said: str) -> str:
-    """An override for one line of text."""
     return said[:200] if said.isprintable() else ascii(said[:200])
 
 
 def override(plain: dict[str, Any], key: str, value: Any, source: str = "set") -> None:
-    """Set ``section.key`` in plain data; missing tables are created.
-
-    Raises:
-        ConfigError: the key is empty, or leads through a value that is not a table.
-    """
+    """Set ``section.key``; missing tables are created."""
     *tables, name = key.split(".")
     if not name:
         raise ConfigError(f"{source}: want section.key=value, such as sync.quorum=2")
@@ -1023,7 +981,6 @@ def override(plain: dict[str, Any], key: str, value: Any, source: str = "set") -
 
 
 def _contradiction(job: Job) -> str | None:
-    """The first inconsistency between fields, as text; None if there is none."""
     problem = _of_sync(job)
     if problem is not None:
         return problem
@@ -1069,7 +1026,6 @@ def _contradiction(job: Job) -> str | None:
 
 
 def _of_sync(job: Job) -> str | None:
-    """The first setting of ``[sync]`` that does not fit another, as text; None if there is none."""
     sync = job.sync
     if sync.interval > INTERVAL_MAX:
         return f"sync.interval: {sync.interval} steps; want at most {INTERVAL_MAX}"
@@ -1098,8 +1054,7 @@ def _of_sync(job: Job) -> str | None:
 
 
 def _of_waiting(job: Job) -> str | None:
-    """The first setting of ``[sync]`` that does not fit how learners wait and what they keep, as
-    text; None if there is none."""
+    """Whether how learners wait fits the quorum, the clients and what learners keep."""
     sync, method = job.sync, job.job.method
     if not sync.overlap and not sync.blocking:
         return "sync.overlap: 0 steps, and learners do not wait; want at least 1, or sync.blocking"
@@ -1121,7 +1076,6 @@ def _of_waiting(job: Job) -> str | None:
 
 
 def _of_data_shards(job: Job) -> str | None:
-    """The first setting that does not fit the parts of the data, as text; None if there is none."""
     shards, table = job.job.shards, job.job
     if shards is None and job.elastic.gone_s != Elastic().gone_s:
         return "elastic.gone_s: without job.shards each learner has its part of the data for ever"
@@ -1141,7 +1095,6 @@ def _of_data_shards(job: Job) -> str | None:
 
 
 def _of_relays(job: Job) -> str | None:
-    """The first setting that does not fit the relays, as text; None if there is none."""
     if not job.relay:
         return None
     if job.job.method != "decoupled-diloco" or job.sync.blocking:
@@ -1164,7 +1117,6 @@ def _of_relays(job: Job) -> str | None:
 
 
 def _other_than_preset(outer: Outer) -> str | None:
-    """The first setting that its preset sets otherwise, as text; None if there is none."""
     for name, value in PRESETS.get(outer.preset, {}).items():
         if (own := getattr(outer, name)) != value:
             means = f'outer.preset = "{outer.preset}" means {value}'
@@ -1173,7 +1125,6 @@ def _other_than_preset(outer: Outer) -> str | None:
 
 
 def _of_other_optimizer(outer: Outer) -> str | None:
-    """The first setting that only another optimizer has, as text; None if there is none."""
     for name, optimizer in OF_OPTIMIZER.items():
         own, usual = getattr(outer, name), getattr(Outer(), name)
         if optimizer != outer.optimizer and own != usual:
@@ -1183,7 +1134,6 @@ def _of_other_optimizer(outer: Outer) -> str | None:
 
 
 def _unusable(job: Job) -> str | None:
-    """The first text field with an invalid value, as text; None if there is none."""
     for pattern in job.outer.average:
         if not pattern or not pattern.isprintable() or pattern.count("[") > pattern.count("]"):
             said = "want a shell pattern for tensor names, such as *embed*"

@@ -12,7 +12,7 @@ from snapshot import SnapshotError, Store
 
 
 def holds_job(folder: Path, job: Job) -> bool:
-    """Whether a run folder belongs to this very job, so that its actors may continue there."""
+    """Whether the folder is this very job's, so that its actors may continue there."""
     try:
         return load_job(folder / JOB_FILE).id == job.id
     except ConfigError:
@@ -20,28 +20,20 @@ def holds_job(folder: Path, job: Job) -> bool:
 
 
 def load_own_job(path: Path, overrides: Sequence[str] = (), *, trust: bool) -> Job:
-    """Read a job file whose task will be executed. The one of a run folder must be of a run that
-    this user has recorded, as for a replay.
-
-    Raises:
-        ConfigError: it cannot be read, or somebody else has recorded the run.
-    """
+    """Read a job file whose task will be executed. That of a run folder must be of a run that this
+    user has recorded, as for a replay."""
     if not trust and path.name == JOB_FILE and (path.parent / TAPES).is_dir():
         check_trust(path.parent, load_job(path).as_plain())
     return load_job(path, overrides)
 
 
 def place_of(job: Job, folder: Path) -> str | Path:
-    """The place of a run's snapshots."""
     return job.snapshot.place or folder / SNAPSHOTS
 
 
 def check_place(job: Job) -> None:
-    """Check before a job starts that its place for snapshots is usable.
-
-    Raises:
-        ConfigError: it is a file, or a URL without support.
-    """
+    """Check, before a job starts, that its place for snapshots is neither a file nor a URL without
+    support."""
     place = job.snapshot.place
     if not place:
         return
@@ -62,6 +54,5 @@ def check_place(job: Job) -> None:
 
 
 def run_of_place(job: Job, folder: Path, *, make: bool = False) -> str:
-    """The name of the run in a folder if its snapshots are in a place shared by several runs; empty
-    if the place is the folder's own. See ``run_of``."""
+    """Empty if the place is the folder's own and not shared by several runs."""
     return run_of(folder, make=make) if job.snapshot.place else ""

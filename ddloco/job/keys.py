@@ -12,15 +12,7 @@ from transport.curve_auth import Curve
 
 
 def names_for(learners: int, more: str = "") -> tuple[str, ...]:
-    """The names of a job's actors that need keys.
-
-    Args:
-        learners: the number of learners.
-        more: further names, separated by commas.
-
-    Raises:
-        ConfigError: more learners than a job can have, or an invalid name.
-    """
+    """``more`` has further names, separated by commas."""
     if not 1 <= learners <= LEARNERS_MAX:
         raise ConfigError(f"--learners {learners}: a job has 1 to {LEARNERS_MAX} learners")
     others = more.split(",") if more else []
@@ -34,7 +26,6 @@ def names_for(learners: int, more: str = "") -> tuple[str, ...]:
 
 
 def with_keys(job: Job, folder: Path | None) -> Job:
-    """The job with another folder of keys, if one is given."""
     if folder is None:
         return job
     transport = msgspec.structs.replace(job.transport, keys=str(folder))
@@ -42,20 +33,12 @@ def with_keys(job: Job, folder: Path | None) -> Job:
 
 
 def curve_of(job: Job, actor: str) -> Curve | None:
-    """The keys of an actor of a job; None for a job without keys.
-
-    Raises:
-        ConfigError: as for ``load_curve``.
-    """
+    """None for a job without keys."""
     return load_curve(Path(job.transport.keys), actor) if job.transport.keys else None
 
 
 def keys_of(job: Job, kind: str) -> dict[str, Curve]:
-    """The keys of a whole job by actor; empty over inproc, where nothing leaves the process.
-
-    Raises:
-        ConfigError: as for ``load_curve``.
-    """
+    """By actor; empty over inproc, where nothing leaves the process."""
     if kind == "inproc":
         return {}
     found = {name: curve_of(job, name) for name in job.names()}

@@ -31,16 +31,11 @@ tapes of the quickstart with 4 and 12 fragments and 2 and 3 learners."""
 
 
 class Needs(Struct, frozen=True):
-    """What a job needs.
+    """Bytes, except ``shards``, the number of syncers that carry it.
 
     Attributes:
-        received_s: bytes a second that all syncers together receive.
-        sent_s: bytes a second that they send.
         merge_bytes: the contributions of one merge, which are in memory together, as they were
             sent; at most ``transport.memory_gb``, if that is set.
-        shards: how many syncers of ``SYNCER_BYTES_S``, or of the given line, carry it.
-        tape_h: bytes of all tapes an hour.
-        snapshot_h: bytes of all snapshots an hour.
     """
 
     received_s: float
@@ -52,7 +47,6 @@ class Needs(Struct, frozen=True):
 
 
 def wire_bytes(plan: FragmentPlan, form: Any) -> list[int]:
-    """Bytes of each fragment on the wire."""
     if form == "float32":  # The parameters whole, in their own dtype.
         return [sum(leaf.nbytes for leaf in fragment) for fragment in plan.fragments]
     count = range(len(plan.fragments))
@@ -60,7 +54,7 @@ def wire_bytes(plan: FragmentPlan, form: Any) -> list[int]:
 
 
 def lines_of(job: Job) -> int:
-    """How many send the syncers a contribution of each merge: relays, and learners without one."""
+    """Relays, and learners without one: each sends a contribution to every merge."""
     relayed = sum(len(table.learners) for table in job.relay.values())
     return job.job.learners - relayed + len(job.relay)
 
@@ -70,11 +64,7 @@ def needs_of(
 ) -> Needs:
     """What a Decoupled DiLoCo job needs if all its learners take part in all merges.
 
-    Args:
-        job: the job; its number of learners counts.
-        plan: how its parameters are cut.
-        step_s: seconds of a learner's step.
-        line_bytes_s: what one syncer carries in each direction, in bytes a second.
+    ``line_bytes_s`` is what one syncer carries in each direction, in bytes a second.
     """
     learners, round_s = job.job.learners, job.sync.interval * step_s
     lines = lines_of(job)
@@ -97,11 +87,8 @@ def needs_of(
 def tape_bytes(plan: FragmentPlan, *, steps: float, merges: float, shares: float) -> float:
     """What the tapes of all actors have in the end, in bytes.
 
-    Args:
-        plan: how the parameters are cut.
-        steps: steps of all learners together.
-        merges: merges of single fragments.
-        shares: contributions to them, all together.
+    ``steps`` and ``shares`` (contributions) are those of all learners together; ``merges`` are of
+    single fragments.
     """
     tensors = sum(len(fragment) for fragment in plan.fragments)
     step = STEP_TAPE_BYTES + REPORT_TAPE_BYTES * len(plan.fragments) + TENSOR_TAPE_BYTES * tensors
@@ -109,14 +96,12 @@ def tape_bytes(plan: FragmentPlan, *, steps: float, merges: float, shares: float
 
 
 def _snapshots_h(job: Job, step_s: float) -> float:
-    """Snapshots an hour."""
     if job.snapshot.every_s:
         return 3600 / job.snapshot.every_s
     return 3600 / (job.snapshot.every_steps * step_s) if job.snapshot.every_steps else 0.0
 
 
 def needs_in_words(job: Job, need: Needs, line_bytes_s: float) -> str:
-    """What a job needs, on one line."""
     said = (
         f"{job.job.learners} learners that all take part: {size(need.received_s)}/s to the syncers "
         f"and {size(need.sent_s)}/s from them, {size(need.merge_bytes)} of memory for the "
@@ -128,7 +113,6 @@ def needs_in_words(job: Job, need: Needs, line_bytes_s: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in words: ``1.5 GiB``."""
     units = ("B", "KiB", "MiB", "GiB", "TiB")
     power = min(int(math.log(max(count, 1), 1024)), len(units) - 1)
     return f"{count / 1024**power:.{0 if power == 0 else 1}f} {units[power]}"

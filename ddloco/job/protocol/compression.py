@@ -29,7 +29,6 @@ BITS: dict[Format, int] = {
     "int2": 2,
     "int1": 1,
 }
-"""Bits of an element, without its share of the scale."""
 
 SCALE_BYTES = 4
 
@@ -38,29 +37,25 @@ UNSCALED = frozenset({"float32", "bfloat16"})
 
 
 def blocks_of(elements: int) -> int:
-    """The number of blocks of a tensor."""
     return -(-elements // BLOCK)
 
 
 def encoded_bytes(elements: int, form: Format) -> int:
-    """The bytes of a compressed tensor: all scales, then all codes."""
+    """All scales, then all codes."""
     if form in UNSCALED:
         return elements * BITS[form] // 8
     return blocks_of(elements) * (SCALE_BYTES + BLOCK * BITS[form] // 8)
 
 
 def relative_size(form: Format) -> float:
-    """The size of a large compressed tensor relative to float32."""
+    """Of a large compressed tensor, relative to float32."""
     return encoded_bytes(BLOCK, form) / (4 * BLOCK)
 
 
 def compressed_layout(
     plan: FragmentPlan, fragment: int, form: Format
 ) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    """(name, shape, dtype) of a compressed fragment's tensors; see ``fragment_plan.wire_layout``.
-
-    Names and order are those of the parameters; every tensor is a row of bytes.
-    """
+    """(name, shape, dtype) of a compressed fragment's tensors; every tensor is a row of bytes."""
     leaves = plan.fragments[fragment]
     return tuple(
         (

@@ -27,9 +27,12 @@ class OwnState(Struct, frozen=True, array_like=True):
 
 
 class Started(Event, frozen=True):
-    """The actor's first event: the parameters' leaves, as its worker describes them. A learner that
-    ``tells`` reports the losses of its steps. One that ``copies`` copies single fragments to the
-    host when they are asked for; another one copies all parameters after each step."""
+    """The actor's first event: the parameters' leaves, as its worker describes them.
+
+    A learner that ``tells`` reports the losses of its steps. One that ``copies`` copies single
+    fragments to the host when they are asked for; another one copies all parameters after each
+    step.
+    """
 
     incarnation: str
     leaves: tuple[Leaf, ...]
@@ -46,11 +49,9 @@ class WorkerBusy(Event, frozen=True):
 
     @property
     def words(self) -> str:
-        """The call and its time so far."""
         return f"{self.call} for {self.for_s:.0f} s"
 
     def observed(self) -> Observe:
-        """Return what is logged of it."""
         return Observe("worker busy", {"level": "warning", "call": self.call, "for_s": self.for_s})
 
 
@@ -64,4 +65,3 @@ Happened = Union[
         *RESULTS,
     )
 ]
-"""The union of the events on a job's tapes."""

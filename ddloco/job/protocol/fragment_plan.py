@@ -39,18 +39,16 @@ class Leaf(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes, without padding."""
+        """Without padding."""
         return self.size * DTYPES[self.dtype].itemsize
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """Where each fragment and tensor starts, and by `t mod H` which fragment is due at step t and
-    how many steps later the next one is."""
+    """``due`` and ``until_due`` are by `t mod H`; see ``fragment_due`` and ``steps_until_due``."""
 
     slices: tuple[tuple[int, int], ...]
     tensors: tuple[tuple[int, ...], ...]
@@ -108,27 +106,27 @@ class FragmentPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def total_bytes(self) -> int:
-        """The length of the whole region, including padding."""
+        """Of the whole region, including padding."""
         return self._layout.slices[-1][1]
 
     def fragment_slice(self, p: int) -> tuple[int, int]:
-        """Return (start, stop) in bytes of fragment p; the slices tile the region."""
+        """(start, stop) in bytes; the slices tile the region."""
         return self._layout.slices[p]
 
     def tensor_offset(self, p: int, i: int) -> int:
-        """Return the byte at which tensor i of fragment p starts, from the region's start."""
+        """In bytes from the region's start."""
         return self._layout.tensors[p][i]
 
     def fragment_due(self, t: int) -> int | None:
-        """Return the fragment p with t mod H == t_p, or None if no fragment is due at step t."""
+        """The fragment p with t mod H == t_p, or None if no fragment is due at step t."""
         return self._layout.due[t % self.interval]
 
     def steps_until_due(self, t: int) -> int:
-        """Return in how many steps after step t a fragment is due again, from 1 to H."""
+        """In how many steps after step t a fragment is due again, from 1 to H."""
         return self._layout.until_due[t % self.interval]
 
     def next_due(self, after: int, last: int) -> int | None:
-        """Return the first step in (after, last] at which a fragment is due, or None."""
+        """The first step in (after, last] at which a fragment is due, or None."""
         t = after + self.steps_until_due(after)
         return t if t <= last else None
 
@@ -140,7 +138,7 @@ def is_state(name: str) -> bool:
 
 
 def wire_layout(plan: FragmentPlan, fragment: int) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    """(name, shape, dtype) of a fragment's tensors, in the order in which they are sent."""
+    """(name, shape, dtype) in the order in which tensors are sent."""
     return tuple((leaf.name, leaf.shape, leaf.dtype) for leaf in plan.fragments[fragment])
 
 
@@ -149,16 +147,9 @@ def make_plan(
 ) -> FragmentPlan:
     """Split `leaves` into at most `fragments` (P) fragments, each due every `interval` (H) steps.
 
-    Args:
-        leaves: every tensor of the model, in any order; the result does not depend on it.
-        fragments: P, at least 1 and at most H. The result has fewer if there are fewer tensors or
-            layers.
-        interval: H, in steps.
-        strategy: "layer" (runs of layers), "strided" (every P-th layer), "tensor" (runs of
-            tensors) or "balanced" (LPT).
-
-    Raises:
-        ValueError: one line that says which argument is invalid.
+    P is at most H; there are fewer if there are fewer tensors or layers. Strategies are "layer"
+    (runs of layers), "strided" (every P-th layer), "tensor" (runs of tensors) and "balanced" (LPT).
+    The order of `leaves` makes no difference. Raises ValueError.
     """
     ordered = sorted(leaves, key=_utf8)
     _check(ordered, fragments, interval, strategy)
@@ -192,7 +183,6 @@ def _check(leaves: Sequence[Leaf], fragments: int, interval: int, strategy: str)
 
 
 def _instead_of(dtype: str) -> str:
-    """What a task may have in place of a type that is not merged."""
     if dtype.startswith("complex"):
         return "keep its real and imaginary parts as two tensors, and join them in the loss"
     return f"want one of {', '.join(DTYPES)}"

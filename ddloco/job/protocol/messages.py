@@ -24,7 +24,6 @@ Versions = Annotated[tuple[Annotated[int, Meta(ge=-1, le=2**63 - 1)], ...], Meta
 Names = Annotated[tuple[Name, ...], Meta(max_length=4096)]
 
 Finite = Annotated[float, Meta(ge=0.0, le=1e38)]
-"""A number of messages that is neither negative, nor infinite, nor NaN."""
 
 CURSOR_BYTES_MAX = 4096
 """A cursor is part of every report, so it is no larger than a report of many fragments. A stream
@@ -34,7 +33,6 @@ Cursor = Annotated[bytes, Meta(max_length=CURSOR_BYTES_MAX)]
 
 
 METRICS_MAX = 32
-"""Named numbers of one step: the dict is part of every report."""
 
 Metrics = Annotated[
     dict[Annotated[str, Meta(min_length=1, max_length=64)], float], Meta(max_length=METRICS_MAX)
@@ -60,7 +58,7 @@ Places = Annotated[tuple[DataPlace, ...], Meta(max_length=4096)]
 
 
 def within_budget(places: Iterable[DataPlace]) -> tuple[DataPlace, ...]:
-    """The places, those without room for their cursors without."""
+    """Those without room for their cursors are without."""
     left, found = CURSORS_BYTES_MAX, list[DataPlace]()
     for each in places:
         left -= len(each.cursor)
@@ -102,18 +100,12 @@ class Progress(Body, frozen=True, omit_defaults=True):
         batches: batches of its shard that this learner, including earlier incarnations, has used.
         cursor: the positions of its stream and schedules after these batches (``data_stream``);
             empty before the first step.
-        last: what its last step brought; None before the first, and on tapes of learners that did
-            not report it.
-        trained: the tokens that this incarnation has trained on.
-        spent: how it has spent its time until its last step was finished.
         follows: with ``job.shards``, the number of the ``DataShards`` that it follows.
         drawing: with ``job.shards``, where it is in the data shards that it draws from.
         returned: with ``job.shards``, how far it came in shards that it has given back.
         corrupt: how many of its steps had two results when they were run twice.
         position: with ``sync.blocking``, the global step that its parameters have come to.
         together: the steps that are done when it reports again.
-        busy: the call in which its worker has been for long; empty if there is none.
-        counters: those of the task's state after its last step (``work.StepFinished``).
     """
 
     step: Count
@@ -138,7 +130,7 @@ class Progress(Body, frozen=True, omit_defaults=True):
 
     @property
     def report_s(self) -> float:
-        """The expected seconds from this report to the next; 0 if that is unknown."""
+        """0 if that is unknown."""
         return self.step_s * self.together
 
 
@@ -224,8 +216,7 @@ class ContributionSum(Body, frozen=True):
     contributions in ``names``, as payload in ``form`` (see ``outer.sums``), and of their
     ``lengths``. Without names there is no payload. ``refused`` and ``measured`` are as in
     ``work.FragmentMerged``; ``missing`` has likewise what did not reach the relay, or what it could
-    not read. ``number`` is that of the request.
-    """
+    not read. ``number`` is that of the request."""
 
     t: Count
     fragment: Count

@@ -16,19 +16,11 @@ PIECE_BYTES = 16 * 2**20
 enough that a fragment never waits long behind one."""
 
 TENSOR = "state"
-"""The name of the single tensor in a piece."""
 
 
 class Moments:
-    """The positions of the optimizer's leaves, after the parameters.
-
-    Args:
-        leaves: in order, anything with a shape and a dtype.
-        start: bytes of the parameters.
-
-    Raises:
-        TypeError: a leaf is not numeric, such as a random key.
-    """
+    """The positions of the optimizer's leaves, after ``start`` bytes of parameters. Raises
+    TypeError for a leaf that is not numeric, such as a random key."""
 
     def __init__(self, leaves: Iterable[Any], start: int) -> None:
         self._leaves: list[tuple[int, tuple[int, ...], np.dtype[Any]]] = []
@@ -45,7 +37,7 @@ class Moments:
             state[start + _nbytes(shape, dtype) : stop] = 0
 
     def read(self, state: Bytes | Pieces) -> list[Any]:
-        """The leaves, as views of ``state`` except for those that lie in several pieces of it."""
+        """Views of ``state``, except for leaves that lie in several pieces of it."""
         views: list[Any] = []
         for start, shape, dtype in self._leaves:
             size = _nbytes(shape, dtype)
@@ -58,19 +50,17 @@ def _nbytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
 
 
 def pieces_of(nbytes: int, piece_bytes: int = PIECE_BYTES) -> int:
-    """The number of pieces of a state."""
     return -(-nbytes // piece_bytes)
 
 
 def piece_slice(piece: int, nbytes: int, piece_bytes: int = PIECE_BYTES) -> slice:
-    """The byte range of a piece in a state of ``nbytes``."""
     return slice(piece * piece_bytes, min((piece + 1) * piece_bytes, nbytes))
 
 
 def piece_layout(
     piece: int, pieces: int, nbytes: int
 ) -> tuple[tuple[str, tuple[int, ...], str], ...] | None:
-    """(name, shape, dtype) of a piece's tensor; None for a piece that does not exist."""
+    """(name, shape, dtype); None for a piece that does not exist."""
     if pieces != pieces_of(nbytes) or piece >= pieces:
         return None
     part = piece_slice(piece, nbytes)

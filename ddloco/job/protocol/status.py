@@ -27,8 +27,8 @@ class WaitingSync(Struct, frozen=True):
 
 
 class SyncInFlight(Struct, frozen=True):
-    """A sync in progress: which learners were asked for the fragment, which have answered, and
-    which relays' sums it waits for."""
+    """A sync in progress: which learners were asked for the fragment and have answered, and which
+    relays' sums it waits for."""
 
     t: int
     fragment: int
@@ -61,19 +61,16 @@ class MemberStatus(Struct, frozen=True):
     computing_s: float = 0.0
     data_s: float = 0.0
     stopped_s: float = 0.0
-    """Seconds of this incarnation: in which it computed steps, waited for batches, was stopped."""
+    """Of this incarnation."""
     data_shards: tuple[int, ...] = ()
     """With ``job.shards``, the data shards that it draws from."""
     corrupt: int = 0
-    """How many of its steps had two results when they were run twice."""
+    """Steps that had two results when they were run twice."""
     busy: str = ""
     """The call in which its worker has been for long, and for how long."""
 
     @property
     def state(self) -> str:
-        """The state in words: silent, or whether its newest report is unused; how many newer
-        versions of fragments it lacks, which is normal for a step or two; in which call its worker
-        has been for long; and whether its machine computes wrongly."""
         said = "silent" if self.silent else "fresh" if self.fresh else "reported"
         said += f", {self.versions_behind} behind" if self.versions_behind else ""
         said += f", in {self.busy}" if self.busy else ""
@@ -93,8 +90,6 @@ class ObserverStatus(Struct, frozen=True):
     """An observer of the actor.
 
     Attributes:
-        observer: its route.
-        follows: whether it receives news.
         lost: notices that it missed because it was too slow.
         away: notices that it has not acknowledged.
     """
@@ -109,12 +104,9 @@ class LearnerStatus(Struct, frozen=True, kw_only=True):
     """What a learner's machine reports.
 
     Attributes:
-        step: its newest finished inner step.
         step_s: the duration of a step, the median of the newest.
         running_s: how long the current step has run; None between steps.
-        versions: the version of each fragment that it holds.
         incoming: newer versions that it takes after the current step, by fragment.
-        linked: the syncers that it is connected to.
         stopping: why it stops; empty while it trains.
     """
 
@@ -176,19 +168,12 @@ class SyncerStatus(Numbers, frozen=True, kw_only=True):
     """What a syncer's machine reports. What is not known stays None or empty.
 
     Attributes:
-        t: the newest global step.
         merges: the merges of this incarnation.
         taking_part: the learners that were pulled for the newest merge.
         averaged: the learners whose contributions are in the newest merge.
-        versions: the version of each global fragment.
-        waiting: the next sync, if it waits.
-        in_flight: the syncs in progress.
-        members: the connected learners.
-        refused: the refused contributions, by learner.
         disregarded: learners whose work is of no use to the job, in words.
         recovering: the learners that receive a peer's state.
         standstill: why nothing has been merged for a long time; empty otherwise.
-        relays: the linked relays, with the learners that each reaches.
     """
 
     t: int | None = None
@@ -211,21 +196,10 @@ class Status(SyncerStatus, frozen=True, kw_only=True):
 
     Attributes:
         address: the address that was asked.
-        name: the job's name.
         steps: the job's steps.
         tokens: the tokens after which the job ends, if it ends by tokens and not by steps.
-        lead: the syncer that leads the job.
-        quorum: the job's quorum.
         interval: the inner steps between two syncs of a fragment that the job asks for.
         tape_bytes: the size of the actor's tapes.
-        job: the job's id.
-        incarnation: the actor's incarnation.
-        uptime_s: the time since its start.
-        events: the events that it has handled.
-        refused_frames: the refused messages, by peer.
-        sent_bytes: the bytes of all messages that it sent.
-        received_bytes: the bytes of all messages that it received.
-        observers: its observers.
         problem: why there is no status.
     """
 
@@ -256,11 +230,7 @@ S = TypeVar("S", bound=Struct)
 
 
 def status_from(plain: dict[str, Any], kind: type[S] = Status) -> S:
-    """Convert plain data to a status, by default a syncer's; unknown fields are ignored.
-
-    Raises:
-        StatusError: a field has a wrong type.
-    """
+    """Unknown fields are ignored."""
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:

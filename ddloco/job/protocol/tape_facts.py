@@ -33,5 +33,4 @@ SEMANTICS: tuple[str, ...] = (
 
 
 def is_simulated(header: TapeHeader) -> bool:
-    """Whether a tape was recorded by a simulation."""
     return header.fingerprint.get(DEVICE) == SIMULATED

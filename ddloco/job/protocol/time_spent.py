@@ -32,26 +32,19 @@ class TimeSpent(Struct, frozen=True, array_like=True):
     versions: float = 0.0
 
     def __add__(self, other: "TimeSpent") -> "TimeSpent":
-        """Return the sums."""
         return TimeSpent(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, other: "TimeSpent") -> "TimeSpent":
-        """Return the differences."""
         return TimeSpent(*map(sub, astuple(self), astuple(other)))
 
 
 def of_step(
     step: int, took_s: float, data_s: float, compiling_s: float, usual_s: float | None
 ) -> TimeSpent:
-    """Return how the time of one finished step was spent.
+    """Return how the time of one finished step was spent; an incarnation compiles in its first one.
 
-    Args:
-        step: its number; an incarnation compiles in its first one.
-        took_s: seconds from its beginning to its end.
-        data_s: seconds of these in which the worker waited for the batch.
-        compiling_s: seconds of these in which it compiled the step again, for a batch of another
-            shape.
-        usual_s: the median of the newest steps before it; None if there is none.
+    ``compiling_s`` are the seconds in which the step was compiled again, for a batch of another
+    shape. ``usual_s`` is the median of the newest steps before it; None if there is none.
     """
     data = min(max(data_s, 0.0), took_s)
     rest = took_s - data

@@ -116,4 +116,3 @@ class SumDeadline(Timer, frozen=True):
 RelayTimer = RelayReportDue | SumDeadline
 
 JobTimer = LearnerTimer | SyncerTimer | CoordinatorTimer | RelayTimer
-"""The timers that the machines of a job set."""

@@ -13,7 +13,6 @@ from ddloco.job.protocol.state_layout import piece_layout, pieces_of
 from transport import Header, RemoteProtocolError
 
 Layout = tuple[tuple[str, tuple[int, ...], str], ...]
-"""Name, shape and dtype of every tensor."""
 
 
 def admission(
@@ -26,12 +25,8 @@ def admission(
 ) -> Callable[[Header[Any]], None]:
     """Return a check that raises unless a message carries the tensors that its body requires.
 
-    Args:
-        plan: how the parameters are split into fragments.
-        state_bytes: size of a learner's whole state.
-        up: the format of compressed contributions.
-        down: the format of compressed global fragments.
-        relays: whether the receiver is a relay: it is sent payloads of which a syncer is only told.
+    ``relays``: whether the receiver is a relay, which is sent payloads of which a syncer is only
+    told.
     """
     layouts = _Layouts(plan, state_bytes, up, down, relays=relays)
 
@@ -49,8 +44,6 @@ def admission(
 
 
 class _Layouts:
-    """The tensors that a body requires; see ``admission`` for the arguments."""
-
     def __init__(
         self, plan: FragmentPlan, state_bytes: int, up: Format, down: Format, *, relays: bool
     ) -> None:
@@ -61,7 +54,7 @@ class _Layouts:
         self._compressed = cache(lambda fragment, form: compressed_layout(plan, fragment, form))
 
     def of(self, body: Any) -> Layout | None:
-        """Return the tensors of a body; None if it has none."""
+        """None if the body has no tensors."""
         if isinstance(body, StatePiece) and body.pieces:
             return _expected_piece(body, self._state_bytes)
         if not isinstance(body, GlobalFragment | Contribution | ContributionSum):

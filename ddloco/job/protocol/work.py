@@ -128,7 +128,6 @@ class MakeParameters(Work, frozen=True):
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """Their names follow from the fragments."""
         return tuple(f"{kind}/{p}/0" for p in self.fragments for kind in ("theta", "wire"))
 
 
@@ -167,26 +166,21 @@ class StepFinished(WorkResult, frozen=True):
 
     @property
     def count(self) -> int:
-        """The number of steps that are done."""
         return len(self.before) + 1
 
     def steps(self) -> Iterator[tuple[int, OneStep]]:
-        """Yield the number of each step that is done, in order, and what it brought."""
         own = OneStep(self.loss, self.tokens, self.batch)
         yield from enumerate((*self.before, own), self.step - len(self.before))
 
 
 TENSOR_DIGEST_BYTES = 4
-"""Bytes of a tensor's digest on a tape: enough to tell which tensor differs first."""
+"""Enough to tell which tensor differs first."""
 
 
 def first_tensor(leaves: Sequence[Leaf], one: bytes, other: bytes) -> str:
-    """The name of the first tensor of a fragment whose digest differs; empty if that is unknown.
+    """The first tensor whose digest differs; empty if that is unknown.
 
-    Args:
-        leaves: the fragment's tensors, in the order of the plan.
-        one: the digests of one result, as in ``FragmentEncoded.tensors``; empty in old tapes.
-        other: those of the other.
+    The digests are as in ``FragmentEncoded.tensors``; those in old tapes are empty.
     """
     n = TENSOR_DIGEST_BYTES
     for at, leaf in enumerate(leaves):
@@ -231,12 +225,10 @@ class RunStep(Work, frozen=True):
 
     @property
     def last(self) -> int:
-        """The number of the last of its steps."""
         return self.step + self.count - 1
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """The copy of all parameters, if there is one."""
         return (self.out,) if self.out else ()
 
 
@@ -341,7 +333,6 @@ class MergeTokens(Struct, frozen=True, array_like=True):
     before: int
 
     def after(self, accepted: Iterable[str]) -> int:
-        """Return how many are merged once these shares are."""
         return self.before + sum(self.shares[name] for name in accepted)
 
 
@@ -509,10 +500,8 @@ KINDS: tuple[type[Work], ...] = (
     Evaluate,
     SaveModel,
 )
-"""The kinds of work that the machines of a job request."""
 
 Asked = Union[KINDS]  # noqa: UP007, of a tuple
-"""The union of ``KINDS``."""
 
 RESULTS = tuple(dict.fromkeys(kind.result for kind in KINDS))
-"""Their results, each once."""
+"""Each once."""
