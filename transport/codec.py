@@ -87,11 +87,10 @@ class Message(Generic[B]):
 
 
 DIGEST_BYTES = 8
-"""Bytes of a header's digest, xxh3-64, at its end."""
+"""xxh3-64, at the header's end."""
 
 
 def sealed(words: bytes) -> bytes:
-    """A header's bytes with their digest."""
     return words + xxhash.xxh3_64_digest(words)
 
 
@@ -211,7 +210,7 @@ def layout_problem(layout: Sequence[tuple[str, tuple[int, ...], str]]) -> str | 
 
 
 def _in_place(piece: Buffer) -> Bytes:
-    """A piece as an array, not copied if its address allows reading elements there."""
+    """Not copied if its address allows reading elements there."""
     data = np.frombuffer(piece, np.uint8)
     return data if data.ctypes.data % WORD_BYTES == 0 else data.copy()
 

@@ -56,19 +56,18 @@ def refuse_old_protocols(socket: zmq.Socket[Any]) -> None:
 
 
 def new_pair() -> tuple[str, str]:
-    """Make a key pair: public key, secret key, both in Z85."""
+    """Public key, secret key, both in Z85."""
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 
 
 def public_of(secret: str) -> str:
-    """The public key of a secret key; raises `ValueError` if `secret` is not a key."""
+    """Raises `ValueError` if `secret` is not a key."""
     check_key(secret)
     return zmq.curve_public(secret.encode()).decode()
 
 
 def check_key(key: str) -> None:
-    """Raise `ValueError` unless `key` is a key in Z85."""
     if len(key) != KEY_CHARACTERS:
         raise ValueError(f"a key has {KEY_CHARACTERS} characters, this one {len(key)}")
     if not set(key.encode()) <= set(z85.Z85CHARS):
@@ -83,9 +82,8 @@ def _stay() -> None:
 class Curve:
     """One actor's keys, in Z85.
 
-    Args:
-        secret: its own secret key; its public key is derived from it.
-        public: public keys by name, of the peers that may connect and that can be dialled.
+    Attributes:
+        public: of the peers that may connect and that can be dialled.
         shared: names whose key several actors use: if it contains "observer", the key of
             ``observer`` is also valid for ``observer-7``, unless that has a key of its own.
         renew: called before a key is looked for; it may change ``public``.
@@ -97,7 +95,7 @@ class Curve:
     renew: Callable[[], object] = field(default=_stay, repr=False, compare=False)
 
     def owner(self, peer: str) -> str | None:
-        """The name whose key a peer uses: ``learner-3`` for ``learner-3.2``; None if unknown."""
+        """``learner-3`` for ``learner-3.2``; None if unknown."""
         actor = actor_of(peer)
         if actor in self.public:
             return actor
@@ -105,8 +103,7 @@ class Curve:
         return group if group in self.shared and group in self.public else None
 
     def seal(self, socket: zmq.Socket[Any], peer: str) -> None:
-        """Make a dialling socket accept only ``peer``; raises `ValueError` if its key is
-        unknown."""
+        """Raises `ValueError` if the peer's key is unknown."""
         self.renew()
         owner = self.owner(peer)
         if owner is None:
@@ -115,7 +112,6 @@ class Curve:
         socket.setsockopt(zmq.CURVE_SERVERKEY, self.public[owner].encode())
 
     def guard(self, socket: zmq.Socket[Any], domain: str) -> None:
-        """Make a listening socket ask ZAP, under ``domain``, about every dialler."""
         self._identify(socket)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.ZAP_DOMAIN, domain.encode())
@@ -151,21 +147,19 @@ class CurveGate:
         curve.guard(socket, self._domain)
 
     def name_of(self, key: str) -> str | None:
-        """The name that this public key belongs to, if known."""
         self._curve.renew()
         return next((name for name, each in self._curve.public.items() if each == key), None)
 
     def failed(self, code: int) -> None:
-        """Report a handshake that failed before ZAP was asked; `code` is libzmq's error code."""
+        """`code` is libzmq's error code of a handshake that failed before ZAP was asked."""
         self.refused(Refusal(_REASONS.get(code, "it breaks the protocol")))
 
     async def run(self) -> None:
-        """Answer handshakes until cancelled or closed."""
         with suppress(trio.ClosedResourceError):  # The endpoint reports this for all its sockets.
             await self._zap_handler.answer()
 
     async def aclose(self) -> None:
-        """Stop guarding; call this before closing the socket."""
+        """Call this before closing the socket."""
         await self._zap_handler.dismiss(self._domain)
 
 
@@ -183,13 +177,13 @@ class _ZapHandler:
         self._socket.bind(ZAP_ADDRESS)
 
     def admit(self, gate: CurveGate) -> str:
-        """Start answering for a gate; returns its domain."""
+        """Returns its domain."""
         domain = f"gate-{next(self._numbers)}"
         self._gates[domain] = gate
         return domain
 
     async def dismiss(self, domain: str) -> None:
-        """Stop answering for a gate, and close after the last; repeated calls are allowed."""
+        """Close after the last gate; repeated calls are allowed."""
         gate = self._gates.pop(domain, None)
         if gate is not None and not self._gates:
             del _zap_handlers[self._context]
@@ -199,7 +193,7 @@ class _ZapHandler:
             await self._socket.aclose()
 
     async def answer(self) -> None:
-        """Answer requests; several tasks may do so at once."""
+        """Several tasks may answer at once."""
         while True:
             asker, _, _, request, domain, address, _, mechanism, *credentials = [
                 bytes(part) for part in await self._socket.recv_multipart()
@@ -213,7 +207,7 @@ class _ZapHandler:
     def _judge(
         self, domain: str, address: str, mechanism: bytes, credentials: list[bytes]
     ) -> str | None:
-        """The name that belongs to the dialler's key; None, and reported, if the key is unknown."""
+        """None, and reported, if the key is unknown."""
         gate = self._gates.get(domain)
         if gate is None or mechanism != b"CURVE":
             return None

@@ -62,12 +62,12 @@ class SharedFiles(Protocol):
     """Memory whose bytes may be read by other processes in place of being sent."""
 
     def filenos(self) -> tuple[int, ...]:
-        """The descriptors of its files; -1 for one that does not exist."""
+        """-1 for a file that does not exist."""
         ...
 
     def place_of(self, part: Frame) -> tuple[int, int] | None:
-        """The number of the file and the offset at which the bytes of a part lie; None if they lie
-        elsewhere. They must stay as they are for as long as the part exists."""
+        """The number of the file and the offset; None if the bytes lie elsewhere. They must stay as
+        they are for as long as the part exists."""
         ...
 
 
@@ -101,20 +101,13 @@ an arrival whose delivery was cancelled is delivered again by the next `run`."""
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatistics:
-    """An endpoint's counters since it was created."""
-
     messages_sent: int = 0
     """Messages accepted by `send_nowait`; they may still be in flight."""
     bytes_sent: int = 0
-    """Bytes in the parts of those messages."""
     messages_received: int = 0
-    """Messages received completely and within the limits."""
     bytes_received: int = 0
-    """Bytes in the parts of those messages."""
     sends_refused_full: int = 0
-    """Sends that raised `LaneFull`."""
     sends_refused_gone: int = 0
-    """Sends that raised `PeerGone`."""
     arrivals_refused_parts: int = 0
     """Arrivals dropped because they had no parts or more than `PARTS_MAX`."""
     sent_by_reference: int = 0
@@ -138,7 +131,6 @@ class EndpointStatistics:
 
     @property
     def arrivals_refused(self) -> int:
-        """Arrivals dropped for any reason."""
         return (
             self.arrivals_refused_parts
             + self.arrivals_refused_reference
@@ -220,7 +212,7 @@ class Endpoint(Protocol):
 
 
 def check_route(route: str) -> bytes:
-    """The wire form of a route; raises `ValueError` if it is not a valid route."""
+    """Raises `ValueError` if it is not a valid route."""
     wire = route.encode()
     if not 0 < len(wire) <= ROUTE_BYTES_MAX:
         raise ValueError(f"a route has 1 to {ROUTE_BYTES_MAX} bytes, this one {len(wire)}")
@@ -230,12 +222,12 @@ def check_route(route: str) -> bytes:
 
 
 def check_frames(frames: Sequence[Buffer]) -> tuple[Frame, ...]:
-    """The parts as flat byte buffers, all checked before the first one is queued.
+    """Checked before the first part is queued: if an invalid one were found after it, the next
+    message would be appended to this one.
 
-    If an invalid part were found after another was queued, the next message would be appended to
-    this one. Raises `ValueError` for a part that is not contiguous, too large, or of a type without
-    a buffer format (send bfloat16 as `.view(uint8)`), and for too few or too many parts;
-    `TypeError` for a part that is not a buffer.
+    Raises `ValueError` for a part that is not contiguous, too large, or of a type without a buffer
+    format (send bfloat16 as `.view(uint8)`), and for too few or too many parts; `TypeError` for a
+    part that is not a buffer.
     """
     if not 0 < len(frames) <= PARTS_MAX:
         raise ValueError(f"a message has 1 to {PARTS_MAX} parts, this one {len(frames)}")
@@ -247,7 +239,7 @@ def check_frames(frames: Sequence[Buffer]) -> tuple[Frame, ...]:
 
 
 def flat_frames(frames: Sequence[Buffer]) -> tuple[Frame, ...]:
-    """The parts as flat byte buffers; raises as `check_frames` does, except for limits."""
+    """Raises as `check_frames` does, except for limits."""
     return tuple(part if type(part) is bytes else _flat(part) for part in frames)
 
 

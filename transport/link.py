@@ -147,7 +147,6 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         )
 
     def _speaks_for_itself(self, event: MessageArrived[Any]) -> bool:
-        """Whether the sender has the name of its connection, and is not this actor itself."""
         return event.sender == event.peer and actor_of(event.sender) != actor_of(self.clock.me)
 
     def _opens(self, link: Link | None, event: MessageArrived[Any], hello: Hello) -> bool:
@@ -164,7 +163,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         return event.seq == (link.lanes[event.lane].incoming.expected if known else 0)
 
     def _objection(self, hello: Hello) -> Refused | None:
-        """The reply to a Hello from a peer that cannot take part; None for one that can."""
+        """None for a peer that can take part."""
         difference = disagreement(self.agreement or {}, hello.agreement)
         if difference is not None:
             return Refused(difference)
@@ -290,7 +289,6 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
                 return [event], []
 
     def _greeted(self, at: float, link: Link | None, event: MessageArrived[Any]) -> Heard:
-        """Handle a message of the handshake, or of a session that is not the current one."""
         match event.body:
             case Hello():
                 return self._hello(at, event, event.body)
@@ -312,7 +310,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
                 return self._lost(event)
 
     def _lost(self, event: MessageArrived[Any]) -> Heard:
-        """Handle a message of an unknown session: the dialling side must shake hands again."""
+        """The dialling side must shake hands again."""
         heard, effects = self._stale()
         link = self.links.get(event.peer)
         if link is None or link.dialled is None:
@@ -322,7 +320,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
     def _numbered(
         self, at: float, link: Link, lane: LaneState, event: MessageArrived[Any]
     ) -> Heard:
-        """Handle a message on an open lane; only the next sequence number is accepted."""
+        """Only the next sequence number is accepted."""
         if event.sender != link.incarnation:
             reason = f"{event.sender} speaks in the session of {link.incarnation}"
             return self._break(at, link, event, reason)
@@ -348,7 +346,6 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
                 return self._lose(at, link, event.body.reason)
 
     def _taken(self, link: Link, lane: LaneState, event: MessageArrived[Any]) -> Heard:
-        """Count a message that is passed on to the machine, and return credit if it is due."""
         self.linked = True
         lane.taken += 1
         owed = (lane.taken - lane.credited) / WINDOW_MESSAGES[event.lane]
@@ -386,12 +383,9 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         return [*effects, SetTimer(Redial(link.peer), at + wait)]
 
     def _hello(self, at: float, event: MessageArrived[Any], hello: Hello) -> Heard:
-        """Handle Hello on the listening side.
-
-        A session number below the current one or far above it is answered with a Reset that names
-        the number to exceed, for a peer that lost count or whose count another process has raised.
-        If the Hello was merely late, its sender ignores the Reset as stale.
-        """
+        """A session number below the current one or far above it is answered with a Reset that
+        names the number to exceed, for a peer that lost count or whose count another process has
+        raised. If the Hello was merely late, its sender ignores the Reset as stale."""
         link = self.links.get(event.peer)
         if self.agreement is None or (link is not None and link.dialled is not None):
             return self._stale()
@@ -505,7 +499,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         return heard, effects + more
 
     def _lose(self, at: float, link: Link, reason: str) -> Heard:
-        """Close a link; the dialling side tries again a little later."""
+        """The dialling side tries again a little later."""
         heard, effects = self._down(link, reason)
         if link.dialled is None:
             del self.links[link.peer]
@@ -517,7 +511,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         return heard, effects
 
     def _watch(self, at: float, link: Link, lane: Lane) -> list[Effect]:
-        """A message is queued for lack of credit: check later whether any credit arrived."""
+        """Check later whether any credit arrived for what is queued."""
         state = link.lanes[lane]
         if state.watched is not None:
             return []

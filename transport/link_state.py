@@ -51,12 +51,11 @@ REASON_CHARS_MAX = 1000
 class LaneState(Struct, Generic[B], forbid_unknown_fields=True):
     """One lane of one session.
 
-    Args:
+    Attributes:
         advanced: the last known progress of the peer: messages taken in, and bytes of the next.
         watched: the value of ``advanced`` when the lane ran out of credit; None if no stall timer
             is set.
         told: the number of this actor's event up to which the peer knows its clock.
-        taken: messages received from the peer.
         credited: the value of ``taken`` in the last credit message.
     """
 
@@ -72,13 +71,11 @@ class LaneState(Struct, Generic[B], forbid_unknown_fields=True):
 
 
 def new_lanes() -> dict[Lane, LaneState]:
-    """Both lanes as they are before a handshake."""
     return {lane: LaneState(Outbox(WINDOW_MESSAGES[lane])) for lane in LANES}
 
 
 class Link(Struct, Generic[B], forbid_unknown_fields=True):
-    """One peer: its current session and lanes; ``dialled`` is the agreement of a link dialled here,
-    None on the listening side."""
+    """``dialled`` is the agreement of a link dialled here, None on the listening side."""
 
     peer: str
     dialled: dict[str, str] | None
@@ -94,7 +91,6 @@ class Link(Struct, Generic[B], forbid_unknown_fields=True):
 
     @property
     def whole(self) -> bool:
-        """Whether both lanes have been opened by the peer."""
         return all(self.lanes[lane].open for lane in LANES)
 
     def carries(self, lane: Lane, session: int, body: Body) -> bool:
@@ -103,12 +99,11 @@ class Link(Struct, Generic[B], forbid_unknown_fields=True):
         return numbered and self.lanes[lane].open
 
     def redial_wait(self) -> float:
-        """Seconds until the next Hello, given the attempts so far."""
         return min(REDIAL_S_MIN * 2 ** min(self.attempts, DOUBLINGS_MAX), REDIAL_S_MAX)
 
 
 def disagreement(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
-    """The first entry on which two agreements differ, as text; None if they are equal."""
+    """None if they are equal."""
     if ours == theirs:
         return None
     for key in sorted({*ours, *theirs}):
@@ -127,7 +122,7 @@ class AcceptedRuns(Struct, forbid_unknown_fields=True):
     settled: bool = False
 
     def objection(self, run: str) -> str | None:
-        """Why a member of ``run`` cannot take part; None if it can."""
+        """None if a member of ``run`` can take part."""
         if not run or not self.own or run in (self.own, *self.joined):
             return None
         if not self.settled and len(self.joined) < RUNS_MAX:
@@ -136,6 +131,5 @@ class AcceptedRuns(Struct, forbid_unknown_fields=True):
         return f"{said}; started again, it takes part in this one"
 
     def join(self, run: str) -> None:
-        """Accept ``run`` from now on, since a member of it has joined."""
         if run and self.own and run not in (self.own, *self.joined):
             self.joined.append(run)

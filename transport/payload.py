@@ -53,7 +53,7 @@ def tensor_bytes(meta: TensorMeta) -> int:
 
 
 def payload_bytes(tensors: Iterable[TensorMeta]) -> int:
-    """The bytes of a whole payload, including padding."""
+    """Including padding."""
     return sum(aligned(tensor_bytes(meta)) for meta in tensors)
 
 
@@ -68,13 +68,11 @@ class Pieces:
 
     def __init__(self, parts: Sequence[Bytes]) -> None:
         self.size = sum(map(len, parts))
-        """All bytes."""
         self._parts = tuple(parts) or (np.empty(0, np.uint8),)
         self._starts = [0, *accumulate(map(len, parts[:-1]))]
 
     def __getitem__(self, span: slice) -> Bytes:
-        """The bytes of a span, which has a start and a stop; they are copied only if they lie in
-        more than one array."""
+        """Copied only if the span, which has a start and a stop, lies in more than one array."""
         first = bisect_right(self._starts, span.start) - 1
         found: list[Bytes] = []
         for start, part in zip(self._starts[first:], self._parts[first:], strict=True):
@@ -84,7 +82,6 @@ class Pieces:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def __iter__(self) -> Iterator[Bytes]:
-        """The arrays."""
         return iter(self._parts)
 
 
@@ -186,11 +183,9 @@ def copy_payload(source: Bytes, tensors: Sequence[tuple[str, tuple[int, ...], st
 
 
 class ArrivingDigests:
-    """Compares the tensors of a payload with their digests while its bytes arrive."""
-
     def __init__(self, tensors: Sequence[TensorMeta]) -> None:
         self.broken: str | None = None
-        """The name of the first complete tensor whose bytes do not match its digest."""
+        """The first complete tensor whose bytes do not match its digest."""
         self._tensors = iter(tensors)
         self._meta: TensorMeta | None = None
         self._digest = xxhash.xxh3_128()
@@ -198,7 +193,6 @@ class ArrivingDigests:
         self._next()
 
     def update(self, piece: memoryview) -> None:
-        """Take the next bytes of the payload."""
         while self._meta is not None:
             taken = min(len(piece), self._missing)
             self._digest.update(piece[:taken])
@@ -224,7 +218,7 @@ class ArrivingDigests:
 
 
 def broken_tensor(payload: Payload) -> str | None:
-    """The name of the first tensor whose bytes do not match its digest; None if all match."""
+    """None if all match their digests."""
     digests = ArrivingDigests(payload.tensors)
     for part in payload.pieces:
         digests.update(part.data)

@@ -14,18 +14,13 @@ from transport.refcounts import Handles
 
 
 class LinkSender(Struct, forbid_unknown_fields=True):
-    """The sending side of an actor's links.
-
-    Attributes:
-        clock: the actor's clock, already advanced to the event being handled.
-        handles: the actor's reference counts of arrays.
-    """
+    """The sending side of an actor's links; ``clock`` is already advanced to the event being
+    handled."""
 
     clock: ActorClock
     handles: Handles
 
     def pump(self, link: Link, lane: Lane) -> list[Effect]:
-        """Send what credit allows, and release the payloads of the messages sent."""
         state = link.lanes[lane]
         if not state.outbox.waiting:
             return []
@@ -37,7 +32,6 @@ class LinkSender(Struct, forbid_unknown_fields=True):
         return effects
 
     def give_credit(self, link: Link, lane: Lane, arrived: int = 0) -> list[Effect]:
-        """Report how many messages of a lane were taken in, and the bytes of the next one."""
         state = link.lanes[lane]
         state.credited = state.taken
         credit = QueuedMessage(Credit(lane, state.taken, arrived), free_of_charge=True)
@@ -45,7 +39,6 @@ class LinkSender(Struct, forbid_unknown_fields=True):
         return self.pump(link, CONTROL)
 
     def settle(self, link: Link) -> list[Effect]:
-        """Send the credit that was waiting for the next message."""
         link.owes = False
         effects: list[Effect] = []
         for lane, state in link.lanes.items():
@@ -56,7 +49,7 @@ class LinkSender(Struct, forbid_unknown_fields=True):
     def number(
         self, link: Link, lane: Lane, state: LaneState, body: Body, payload: str = ""
     ) -> Transmit[Any]:
-        """Assign the sequence number and the clock, at the time when a message really leaves."""
+        """Sequence number and clock are assigned when a message really leaves."""
         # The first message of a lane carries the whole clock: the peer may be a new incarnation.
         delta = self.clock.since(state.told, link.incarnation if state.told else "")
         state.told = self.clock.number

@@ -49,14 +49,11 @@ LOANS_MAX = 16_384
 of a lane. Beyond it bytes are sent."""
 
 FILES_MAX = 4
-"""Files that one endpoint shares."""
 
 PEERS_MAX = 1_024
-"""Peers that one endpoint shares memory with, as many as a job has learners; each has a descriptor
-and mapped files."""
+"""As many as a job has learners; each has a descriptor and mapped files."""
 
 RETURNED_MAX = 512
-"""Loans in one packet."""
 
 PACKET_BYTES_MAX = 8 * RETURNED_MAX + 1
 """Bytes in one packet: its kind, and loans of eight bytes each."""
@@ -68,8 +65,8 @@ ASK_AGAIN_S = 5.0
 """How long a side that wants to share waits before it asks again for the name of the socket."""
 
 HELLO, FILES, READY, RETURNED, LEAVING = b"H", b"F", b"K", b"R", b"L"
-"""The kinds of packets: who dials, with its files; the files of the other side; that these are
-known; loans; that nothing more may be lent."""
+"""Who dials, with its files; the files of the other side; that these are known; loans; that nothing
+more may be lent."""
 
 SUPPORTED = sys.platform == "linux"
 
@@ -79,8 +76,6 @@ class SharingError(Exception):
 
 
 class Loans:
-    """The sender's side: what it has lent to one peer."""
-
     def __init__(self) -> None:
         self._lent: dict[int, Frame] = {}
         self._next = 0
@@ -89,38 +84,32 @@ class Loans:
         return len(self._lent)
 
     def lend(self, part: Frame) -> int:
-        """Keep a part until its loan is returned; returns the loan."""
+        """Keep a part until its loan is returned."""
         loan = self._next
         self._lent[loan] = part
         self._next += 1
         return loan
 
     def withdraw(self, loan: int) -> None:
-        """Forget the newest loan: its message was not sent."""
+        """Forget the newest loan, whose message was not sent."""
         assert loan == self._next - 1, "it is the newest"
         del self._lent[loan]
         self._next = loan
 
     def give_back(self, loans: Sequence[int]) -> None:
-        """Let go of parts."""
         for loan in loans:
             if self._lent.pop(loan, None) is None:
                 raise SharingError(f"it returned loan {loan}, which it does not have")
 
     def clear(self) -> None:
-        """Let go of all parts: the peer is gone."""
         self._lent.clear()
 
 
 class MappedFiles:
-    """The receiver's side: the files of one peer, mapped read-only, and the ranges being read.
+    """The files of one peer, mapped read-only, and the ranges being read.
 
-    It exists, and keeps the connection open, for as long as a range is read.
-
-    Args:
-        files: the descriptors, which it closes.
-        link: a socket of the connection to the peer, which it closes.
-        tell: called when there are loans to return, by any thread.
+    It exists, and keeps the connection open, for as long as a range is read. It closes ``files``
+    and ``link``; any thread may call ``tell``, when there are loans to return.
     """
 
     def __init__(self, files: Sequence[int], link: socket.socket, tell: Callable[[], None]) -> None:
@@ -134,7 +123,7 @@ class MappedFiles:
         weakref.finalize(self, _close, files, link).atexit = False
 
     def part(self, reference: Frame) -> memoryview:
-        """The bytes that a reference names; its loan is returned once nothing refers to them."""
+        """The loan of a reference is returned once nothing refers to its bytes."""
         if len(reference) != REFERENCE.size:
             raise SharingError(f"a reference of {len(reference)} bytes, not {REFERENCE.size}")
         loan, number, offset, nbytes = REFERENCE.unpack(reference)
@@ -159,7 +148,7 @@ class MappedFiles:
         self._tell()
 
     def _mapping(self, number: int, stop: int) -> mmap.mmap:
-        """A mapping of a file that reaches to ``stop``; a file may have grown."""
+        """A file may have grown since it was mapped."""
         mapped = self._mapped.get(number)
         if mapped is not None and len(mapped) >= stop:
             return mapped
@@ -174,12 +163,10 @@ class MappedFiles:
         return mapped
 
     def returned(self) -> list[int]:
-        """Take loans to return, at most ``RETURNED_MAX``."""
         count = min(len(self._returned), RETURNED_MAX)
         return [self._returned.popleft() for _ in range(count)]
 
     def keep(self, loans: Sequence[int]) -> None:
-        """Keep loans to be returned later."""
         self._returned.extendleft(reversed(loans))
 
 
@@ -208,12 +195,11 @@ class SharingPeer:
         self._own = own
         filenos = own.filenos()
         self._passed = [n for n, fileno in enumerate(filenos) if fileno >= 0][:FILES_MAX]
-        """The numbers of this side's files that are passed to the other."""
         self._loans = Loans()
         self._theirs: MappedFiles | None = None
 
     def reference(self, part: Frame) -> tuple[int, bytes] | None:
-        """Lend a part; returns its loan and its reference, or None if it cannot be lent."""
+        """None if the part cannot be lent."""
         if not self.ready or len(self._loans) >= LOANS_MAX:
             return None
         place = self._own.place_of(part)
@@ -224,17 +210,15 @@ class SharingPeer:
         return loan, REFERENCE.pack(loan, self._passed.index(number), offset, len(part))
 
     def withdraw(self, loan: int) -> None:
-        """Take back a reference that was not sent."""
         self._loans.withdraw(loan)
 
     def part(self, reference: Frame) -> memoryview:
-        """The bytes that a reference of the other side names; see ``MappedFiles.part``."""
         if self._theirs is None:
             raise SharingError("a reference before its files")
         return self._theirs.part(reference)
 
     def give_back(self) -> None:
-        """Return the loans of what is not read any more, as far as there is room now."""
+        """As far as there is room now."""
         while self._theirs is not None and (loans := self._theirs.returned()):
             if not self._send(RETURNED + struct.pack(f">{len(loans)}Q", *loans)):
                 self._theirs.keep(loans)
@@ -242,15 +226,13 @@ class SharingPeer:
                 return
 
     def greet(self) -> None:
-        """Say who dials, and pass the files of this side."""
         self._send(HELLO + self.identity, self._descriptors())
 
     def welcome(self) -> None:
-        """Pass the files of this side to one that has dialled."""
         self._send(FILES, self._descriptors())
 
     def _descriptors(self) -> list[int]:
-        """Descriptors of this side's files for reading only, which `_send` closes."""
+        """For reading only; `_send` closes them."""
         filenos, found = self._own.filenos(), list[int]()
         with contextlib.ExitStack() as opened:
             for number in self._passed:
@@ -261,7 +243,7 @@ class SharingPeer:
         return found
 
     def _send(self, packet: bytes, files: Sequence[int] = ()) -> bool:
-        """Send a packet if there is room; a broken connection is seen by who receives."""
+        """False if there is no room; a broken connection is seen by who receives."""
         try:
             if files:
                 socket.send_fds(self._link, [packet], list(files))
@@ -275,7 +257,7 @@ class SharingPeer:
         return True
 
     async def packet(self) -> bytes:
-        """Wait for a packet, and take it in; empty at the end of the connection."""
+        """Empty at the end of the connection."""
         while True:
             try:
                 packet, files, flags, _ = socket.recv_fds(
@@ -329,7 +311,7 @@ class SharingPeer:
         self._loans.clear()
 
     async def _heard(self) -> bool:
-        """Wait for a packet, and ignore it; False at the end of the connection."""
+        """False at the end of the connection."""
         while True:
             try:
                 return bool(self._link.recv(1))
@@ -339,7 +321,6 @@ class SharingPeer:
                 return False
 
     def leave(self) -> None:
-        """Lend and take nothing more."""
         self.ready, self._theirs = False, None
         self._send(LEAVING)
 
@@ -349,14 +330,12 @@ class SharingPeer:
         return len(self._loans) > 0
 
     def close(self) -> None:
-        """Leave, and close this end; it stays open while bytes of the other side are read."""
+        """The end stays open while bytes of the other side are read."""
         self.leave()
         self._link.close()
 
 
 class SharedPayloads:
-    """The peers of an endpoint with which payloads are exchanged by reference."""
-
     def __init__(
         self,
         own: SharedFiles,
@@ -364,7 +343,6 @@ class SharedPayloads:
         route_of: Callable[[bytes], str | None],
     ) -> None:
         self.name: Final = f"ddloco-{secrets.token_hex(16)}".encode()
-        """The name of the socket, told to peers that ask for it."""
         self._own = own
         self._owner_of = owner_of
         self._route_of = route_of
@@ -375,21 +353,20 @@ class SharedPayloads:
         """Peers that were left while they were reading: what they read stays as it is."""
         self._open = 0
         self._names: dict[str, bytes] = {}
-        """By dialled route, the name of the socket that was tried last."""
+        """By dialled route, the name that was tried last."""
 
     def of(self, route: str, identity: bytes) -> SharingPeer | None:
-        """The peer of a route, if memory is shared with the connection of this identity."""
+        """None unless memory is shared with the connection of this identity."""
         peer = self._peers.get(route)
         return peer if peer is not None and peer.identity == identity else None
 
     def give_back(self) -> None:
-        """Return the loans of what is not read any more. It is called with each message, so it
-        looks only at peers to which there are some."""
+        """Called with each message, so it looks only at peers to which there are loans to
+        return."""
         for _ in range(len(self._returning)):
             self._returning.popleft().give_back()
 
     async def serve(self) -> None:
-        """Accept peers of this host, for as long as the endpoint runs."""
         with contextlib.suppress(OSError), _new_socket() as listening:
             listening.bind(b"\0" + self.name)
             listening.listen(BACKLOG)
@@ -420,8 +397,8 @@ class SharedPayloads:
                 await peer.ended()
 
     async def connect(self, route: str, identity: bytes, name: bytes) -> None:
-        """Share memory with the endpoint that a route leads to, if it is on this host; returns at
-        the end of that."""
+        """Share memory with the endpoint that a route leads to, if it is on this host, until that
+        ends."""
         if self._names.get(route) == name:
             return
         self._names[route] = name
@@ -437,7 +414,6 @@ class SharedPayloads:
 
     @contextlib.contextmanager
     def _shared_with(self, peer: SharingPeer, link: socket.socket) -> Iterator[bool]:
-        """Yield whether memory may be shared with a peer; closes it at the end."""
         self._open += 1
         try:
             yield self._open <= PEERS_MAX and _same_user(link)
@@ -459,6 +435,5 @@ def _new_socket() -> socket.socket:
 
 
 def _same_user(link: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket is of this user."""
     found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return struct.unpack("3i", found)[1] == os.geteuid()

@@ -32,4 +32,3 @@ class Stall(Timer, frozen=True):
 
 
 LinkTimer = Redial | Stall
-"""The timers of links."""
