@@ -32,7 +32,7 @@ WANT = (
 
 
 def attributes(thing: object) -> Iterator[tuple[str, Any]]:
-    """An object's slots and instance attributes, without cached properties."""
+    """Without cached properties."""
     for name in _slots(type(thing)):
         try:
             yield name, getattr(thing, name)
@@ -45,7 +45,7 @@ def attributes(thing: object) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def _slots(cls: type) -> tuple[str, ...]:
-    """The names of a class's slots as they are stored: ``__x`` is ``_Class__x``."""
+    """As they are stored: ``__x`` is ``_Class__x``."""
     found: list[str] = []
     for base in reversed(cls.__mro__):
         own = base.__dict__.get("__slots__", ())
@@ -62,9 +62,8 @@ def _stored(cls: type, name: str) -> str:
 def plain_state(machine: object) -> dict[str, Any]:
     """Return a machine's attributes as plain data.
 
-    Raises:
-        StateError: a value is no data, would be read as another one, or is a list, a dict or an
-            object that is also elsewhere in the state; names the attribute.
+    Raises StateError, which names the attribute, for a value that is no data, would be read as
+    another one, or is a list, a dict or an object that is also elsewhere in the state.
     """
     cls, seen = type(machine), dict[int, str]()
     written: dict[str, Any] = {}
@@ -83,15 +82,10 @@ def plain_state(machine: object) -> dict[str, Any]:
 
 
 def machine_from(like: object, plain: Mapping[str, Any]) -> Any:
-    """Return a machine with these attributes; nothing of its class is called.
+    """Return a machine with what ``plain_state`` returned; nothing of its class is called.
 
-    Args:
-        like: a machine of the same class, as it is before its first event.
-        plain: what ``plain_state`` returned of one.
-
-    Raises:
-        StateError: the class has no such attribute, an attribute of a new machine is missing, or a
-            value is of another type.
+    ``like`` is a machine of the same class before its first event. Raises StateError if an
+    attribute is unknown, missing, or of another type.
     """
     cls = type(like)
     made = object.__new__(cls)
@@ -189,11 +183,7 @@ def _check_name(cls: type, name: str) -> None:
 
 @functools.cache
 def declared(cls: type) -> Mapping[str, Any]:
-    """The types of the attributes that a class annotates, or its ``__init__``.
-
-    Raises:
-        StateError: an annotation cannot be evaluated.
-    """
+    """The types of the attributes that a class annotates, or its ``__init__``."""
     found: dict[str, Any] = {}
     try:
         for base in reversed(cls.__mro__):
@@ -230,7 +220,6 @@ def _annotated_in_init(cls: type) -> dict[str, Any]:
 
 
 def _plain(value: Any, place: str, seen: dict[int, str]) -> Any:
-    """Return a value as plain data."""
     kind = type(value)
     if kind in SCALARS:
         return value
@@ -272,7 +261,7 @@ def _once(value: object, place: str, seen: dict[int, str]) -> None:
 
 
 def _field_names(value: object) -> tuple[str, ...] | None:
-    """The fields of a struct or a dataclass; None for anything else."""
+    """None for anything but a struct or a dataclass."""
     if isinstance(value, msgspec.Struct):
         return value.__struct_fields__
     if is_dataclass(value) and not isinstance(value, type):
@@ -281,7 +270,7 @@ def _field_names(value: object) -> tuple[str, ...] | None:
 
 
 def _difference(one: Any, other: Any) -> str:
-    """How a value that was read differs from the one that was written; empty if it does not."""
+    """Empty if a value that was read is the one that was written."""
     kinds = type(one), type(other)
     if kinds in {(int, float), (float, float)}:  # An int is a float where that is declared.
         same = one == other or (math.isnan(one) and math.isnan(other))

@@ -35,12 +35,7 @@ DAMAGED = "is not what was written: its digest differs"
 
 
 def read_manifest(place: Place, snapshot: str) -> Manifest:
-    """Read a manifest by its snapshot's name or id.
-
-    Raises:
-        SnapshotError: it is missing or damaged; names the file.
-        StorageError: it cannot be read.
-    """
+    """By name or id; raises SnapshotError, which names the file, if it is missing or damaged."""
     name = file_of(snapshot)
     try:
         return decode_manifest(_whole(place, name).tobytes(), id_of(snapshot))
@@ -65,7 +60,7 @@ class Listed:
 
 
 def read_all(place: Place) -> list[Listed]:
-    """All manifests, newest first; unreadable ones come last, sorted by name."""
+    """Newest first; unreadable ones come last, sorted by name."""
     good: list[tuple[int, str, Manifest]] = []
     bad: list[Listed] = []
     for name in place.files(MANIFESTS):
@@ -82,12 +77,8 @@ def read_all(place: Place) -> list[Listed]:
 
 
 def read_blob(place: Place, digest: str) -> NDArray[np.uint8]:
-    """Read a blob and check its digest.
-
-    Raises:
-        SnapshotError: it is missing or damaged; names the file.
-        StorageError: it cannot be read.
-    """
+    """Read a blob and check its digest; raises SnapshotError, which names the file, if it is
+    missing or damaged."""
     name, summed = blob_name(digest), blake3()
     try:
         data = _whole(place, name, summed.update)
@@ -99,12 +90,7 @@ def read_blob(place: Place, digest: str) -> NDArray[np.uint8]:
 
 
 def read_piece(place: Place, digest: str) -> tuple[Entry, ...]:
-    """Read a piece: the list of blobs that a participant wrote together.
-
-    Raises:
-        SnapshotError: it is missing, damaged, or not a piece; names the file.
-        StorageError: it cannot be read.
-    """
+    """The list of blobs that a participant wrote together; raises as ``read_blob`` does."""
     data = read_blob(place, digest).tobytes()
     try:
         entries = decode_piece(data)
@@ -116,7 +102,7 @@ def read_piece(place: Place, digest: str) -> tuple[Entry, ...]:
 
 
 def blob_problem(place: Place, digest: str, size: int, progress: Progress) -> str | None:
-    """Read a whole blob and return what is wrong with it; None if it is intact."""
+    """None if the blob is intact."""
     name = blob_name(digest)
     try:
         found = place.stat(name)

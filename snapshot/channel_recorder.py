@@ -37,12 +37,8 @@ class Cut(Struct, Generic[C, M], forbid_unknown_fields=True):
 
 
 class ChannelRecorder(Struct, Generic[C, M], forbid_unknown_fields=True):
-    """The cuts of one participant.
-
-    Attributes:
-        open: the cuts that wait for markers, by snapshot.
-        newest: the number of the newest snapshot that was seen of each initiator.
-    """
+    """The cuts of one participant; ``newest`` is the number of the newest snapshot that was seen of
+    each initiator."""
 
     open: dict[str, Cut[C, M]] = {}
     newest: dict[str, int] = {}
@@ -60,11 +56,10 @@ class ChannelRecorder(Struct, Generic[C, M], forbid_unknown_fields=True):
         return self.newest.get(initiator, -1) < number
 
     def inherit(self, former: "ChannelRecorder[C, M]") -> None:
-        """Take over the record of seen snapshots from an earlier instance."""
         self.newest = dict(former.newest)
 
     def see(self, snapshot: str) -> None:
-        """Mark a snapshot as seen, whether or not this participant takes part in it."""
+        """Whether or not this participant takes part in it."""
         initiator, number = split(snapshot)
         self.newest.pop(initiator, None)
         self.newest[initiator] = number
@@ -72,13 +67,13 @@ class ChannelRecorder(Struct, Generic[C, M], forbid_unknown_fields=True):
             del self.newest[next(iter(self.newest))]
 
     def begin(self, snapshot: str, incoming: Collection[C]) -> None:
-        """Begin a cut: the participant's state is recorded now; ``incoming`` are its channels."""
+        """The participant's state is recorded now; ``incoming`` are its channels."""
         assert self.new(snapshot), "asked before"
         self.see(snapshot)
         self.open[snapshot] = Cut(snapshot, dict.fromkeys(incoming))
 
     def heard(self, channel: C, message: M) -> int:
-        """Record a message in every cut for which it was in flight; returns how many there are."""
+        """Returns in how many cuts the message was in flight."""
         times = 0
         for cut in self.open.values():
             if channel in cut.awaited:
@@ -87,32 +82,30 @@ class ChannelRecorder(Struct, Generic[C, M], forbid_unknown_fields=True):
         return times
 
     def marked(self, snapshot: str, channel: C) -> None:
-        """A marker arrived: later messages on this channel are after the cut."""
+        """Later messages on this channel are after the cut."""
         cut = self.open.get(snapshot)
         if cut is not None:
             cut.awaited.pop(channel, None)
 
     def broken(self, channel: C, reason: str) -> None:
-        """A channel broke: no cut waits for its marker any longer."""
+        """No cut waits for the channel's marker any longer."""
         for cut in self.open.values():
             if channel in cut.awaited:
                 del cut.awaited[channel]
                 cut.broken[channel] = reason
 
     def give_up(self, snapshot: str, reason: str) -> None:
-        """Stop waiting for the missing markers of this cut."""
         cut = self.open.get(snapshot)
         if cut is not None:
             cut.broken.update(dict.fromkeys(sorted(cut.awaited, key=repr), reason))
             cut.awaited.clear()
 
     def drop(self, snapshot: str) -> list[M]:
-        """Forget a cut, complete or not; returns the messages that were recorded for it."""
+        """Returns the messages that were recorded for the cut, complete or not."""
         cut = self.open.pop(snapshot, None)
         return [message for said in cut.in_flight.values() for message in said] if cut else []
 
     def complete(self) -> list[Cut[C, M]]:
-        """Remove and return the cuts that have received all their markers."""
         done = [cut for cut in self.open.values() if not cut.awaited]
         for cut in done:
             del self.open[cut.snapshot]

@@ -20,11 +20,7 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
     """The parts of one snapshot; begun by ``new_gathering``.
 
     Attributes:
-        snapshot: its name.
-        initiator: the participant that began it; without its part there is no snapshot.
         awaiting: participants that are expected, have not left, and whose part has not arrived.
-        parts: the parts that have arrived, by participant.
-        left: the participants that have left, and why.
         heard: by participant, the largest count in any part's clock; updated as parts arrive.
     """
 
@@ -36,7 +32,6 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
     heard: dict[str, int] = {}
 
     def add(self, part: Part) -> None:
-        """Add a part, recorded or failed."""
         again = part.who in self.parts
         self.parts[part.who] = part
         if again:  # Peers that only the replaced part expected are no longer expected.
@@ -51,29 +46,25 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
                 heard[name] = count
 
     def _expect(self, part: Part) -> None:
-        """Stop waiting for this part, and expect the parts of its peers."""
         self.awaiting.pop(part.who, None)
         for peer in part.peers:
             if not (peer in self.parts or peer in self.left or peer in part.lost):
                 self.awaiting[peer] = None
 
     def gone(self, who: str, reason: str) -> None:
-        """A participant left: do not wait for its part; a part that has arrived still counts."""
+        """Do not wait for its part; one that has arrived still counts."""
         self.left.setdefault(who, reason)
         self.awaiting.pop(who, None)
 
     @property
     def whole(self) -> bool:
-        """Whether no part is awaited any more."""
         return not self.awaiting or bool(self._doom())
 
     def awaited(self) -> list[str]:
-        """The participants whose part is awaited, sorted by name as bytes; empty if the initiator's
-        own part has failed."""
+        """Sorted by name as bytes; empty if the initiator's own part has failed."""
         return [] if self._doom() else _ordered(self.awaiting)
 
     def give_up(self, reason: str) -> None:
-        """Stop waiting for the missing parts."""
         for who in self.awaited():
             self.gone(who, reason)
 
@@ -82,8 +73,7 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
         return {who: self.parts[who] for who in _ordered(self.parts) if who not in absent}
 
     def absent(self) -> dict[str, str]:
-        """The participants that are left out, and why, sorted by name as bytes. Valid once no part
-        is awaited any more."""
+        """Sorted by name as bytes. Valid once no part is awaited any more."""
         absent = self._missing()
         whole = [who for who in _ordered(self.parts) if who not in absent]
         odds = self._odds(whole)
@@ -107,7 +97,7 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
         return {who: absent[who] for who in _ordered(absent)}
 
     def _missing(self) -> dict[str, str]:
-        """The participants without a part, or whose part could not be written, and why."""
+        """The participants without a part, or whose part could not be written."""
         missing: dict[str, str] = {}
         for who in _ordered(self.parts):
             part = self.parts[who]
@@ -119,7 +109,7 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
         return missing
 
     def _odds(self, whole: list[str]) -> dict[str, dict[str, str]]:
-        """For each participant, those that cannot be included together with it, and why; without
+        """For each participant, those that cannot be included together with it; without
         participants that have no conflict."""
         odds: dict[str, dict[str, str]] = {}
         for one, other in self._doubtful(whole):
@@ -149,7 +139,7 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
     def _dispensable(
         self, who: str, odds: Mapping[str, Mapping[str, str]]
     ) -> tuple[bool, bool, int, int]:
-        """The rank of a participant for being left out; the smallest rank is left out first.
+        """The smallest rank is left out first.
 
         Those in conflict with the initiator go first, then those with the most conflicts, then
         those with fewer peers. The initiator itself is never left out.
@@ -162,7 +152,7 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
         return own.failed if own is not None else self.left.get(self.initiator, "")
 
     def problem(self, present: Mapping[str, Part]) -> str | None:
-        """Why the parts in ``present`` are not a consistent cut; None if they are."""
+        """None if the parts in ``present`` are a consistent cut."""
         doom = self._doom()
         if doom:
             return f"{self.initiator}, who began it: {doom}"
@@ -174,7 +164,6 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
 
 
 def new_gathering(snapshot: str, initiator: str) -> SnapshotCoordinator:
-    """Begin to gather the parts of a snapshot."""
     return SnapshotCoordinator(snapshot, initiator, {initiator: None})
 
 
@@ -183,7 +172,6 @@ def _ordered(names: Mapping[str, object]) -> list[str]:
 
 
 def _problems(one: Part, other: Part) -> Iterator[str]:
-    """Why two participants cannot both be included."""
     if actor_of(one.who) == actor_of(other.who):
         yield "one came back as the other"
     for part, peer in ((one, other.who), (other, one.who)):

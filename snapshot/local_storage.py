@@ -32,23 +32,19 @@ from snapshot.storage import (
 
 
 class LocalStorage:
-    """A directory."""
-
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def path(self, name: str) -> str:
-        """The path of a file, for users."""
         return str(self._root / name)
 
     def exists(self) -> bool:
-        """Whether anything was ever written here."""
         return (self._root / BLOBS).is_dir() or (self._root / MANIFESTS).is_dir()
 
     # Blobs.
 
     def add(self, views: Sequence[memoryview]) -> Blob:
-        """Write a blob unless it exists. It is hashed first, at a third of the cost of writing."""
+        """The blob is hashed first, at a third of the cost of writing."""
         size, digest = sum(map(len, views)), digest_of(views)
         if self._freshened(digest, size):
             return Blob(digest, size, new=False)
@@ -57,8 +53,8 @@ class LocalStorage:
         return Blob(digest, size, new=True)
 
     def _freshened(self, digest: str, size: int) -> bool:
-        """Whether a blob exists with the right size; if so, its age is reset. A blob of another
-        size is written again."""
+        """If a blob exists with the right size, its age is reset. One of another size is written
+        again."""
         path = self._root / blob_name(digest)
         try:
             if os.stat(path).st_size != size:
@@ -107,7 +103,7 @@ class LocalStorage:
         return True
 
     def put(self, name: str, data: bytes) -> None:
-        """Write or replace a file; after a crash of the host it may be the previous one."""
+        """After a crash of the host the file may be the previous one."""
         above = str(Path(name).parent) if "/" in name else MANIFESTS
         with (
             self._partial(above, [memoryview(data)], durable=False) as partial,
@@ -124,7 +120,6 @@ class LocalStorage:
             _sync_folder(folder)
 
     def stat(self, name: str) -> File | None:
-        """A file's size and modification time."""
         with _told(self._root / name, "read"):
             try:
                 return _file(os.stat(self._root / name))
@@ -141,7 +136,7 @@ class LocalStorage:
             return os.stat(self._root).st_mtime
 
     def open(self, name: str) -> AbstractContextManager[Readable]:
-        """Open a file for reading; raises DamagedError if it is not a regular file."""
+        """Raises DamagedError if it is not a regular file."""
         try:
             return open_regular(self._root / name)
         except OSError as error:
@@ -150,7 +145,6 @@ class LocalStorage:
             raise
 
     def files(self, folder: str) -> Mapping[str, File]:
-        """All files below a folder."""
         found: dict[str, File] = {}
         root = self._root / folder
         if not root.is_dir():
@@ -165,12 +159,11 @@ class LocalStorage:
         return found
 
     def remove(self, name: str) -> None:
-        """Remove a file; one that does not exist is no error."""
+        """One that does not exist is no error."""
         with _told(self._root / name, "removed"), suppress(FileNotFoundError):
             os.unlink(self._root / name)
 
     def set_aside(self, name: str) -> None:
-        """Rename a file so that it is no longer read."""
         with _told(self._root / name, "renamed"), suppress(FileNotFoundError):
             os.replace(self._root / name, self._root / f"{name}{ASIDE}")
 
@@ -193,7 +186,7 @@ class LocalStorage:
                 os.unlink(partial)
 
     def _make(self, folder: Path) -> None:
-        """Create a folder. Folders outside the blobs are synced now, those of blobs at commit."""
+        """Folders outside the blobs are synced now, those of blobs at commit."""
         missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
         for each in reversed(missing):
             with suppress(FileExistsError):
@@ -209,11 +202,7 @@ def _file(stat: os.stat_result) -> File:
 
 
 def write_file(path: Path, views: Sequence[memoryview], *, durable: bool = True) -> None:
-    """Write a file that must not exist; with ``durable`` it is on the disk when this returns.
-
-    Raises:
-        OSError: it exists, or cannot be written.
-    """
+    """The file must not exist; with ``durable`` it is on the disk when this returns."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         for chunk in chunks(views):
@@ -240,7 +229,6 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def _told(path: Path, what: str) -> Iterator[None]:
-    """Convert an error of the system to one line that names the file."""
     try:
         yield
     except StorageError:

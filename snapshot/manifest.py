@@ -116,23 +116,18 @@ def id_of(snapshot: str) -> str:
 
 
 def file_of(snapshot: str) -> str:
-    """The file of a snapshot's manifest, given its name or id."""
+    """Given the snapshot's name or id."""
     return f"{MANIFESTS}/{id_of(snapshot)}{SUFFIX}"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes of a sealed manifest."""
     raw = msgspec.json.encode(manifest, order="deterministic")
     return msgspec.json.encode(_Sealed(digest_of([memoryview(raw)]), msgspec.Raw(raw)))
 
 
 def decode_manifest(data: bytes, id: str) -> Manifest:  # noqa: A002, an id is what it is
-    """Read what ``encode_manifest`` wrote.
-
-    Raises:
-        SnapshotError: it is something else, or another snapshot's manifest; the caller adds the
-            file's name.
-    """
+    """Raises SnapshotError if it is something else, or another snapshot's manifest; the caller adds
+    the file's name."""
     try:
         sealed = msgspec.json.decode(data, type=_Sealed)
         raw = bytes(sealed.manifest)
@@ -164,7 +159,6 @@ def encode_piece(entries: Collection[Entry]) -> bytes:
 
 
 def decode_piece(data: bytes) -> tuple[Entry, ...]:
-    """Read what ``encode_piece`` wrote."""
     try:
         piece = msgspec.json.decode(data, type=Piece)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -35,18 +35,11 @@ ONE_REQUEST_BYTES = 8 * 2**20
 """Blobs up to this size are sent in one request; larger ones in parts, directly from the arrays."""
 
 TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
-"""The names under which fsspec's file systems report the time of the last write."""
+"""The names under which fsspec's file systems report it."""
 
 
 class ObjectStorage:
-    """A URL.
-
-    Args:
-        url: such as ``s3://bucket/snapshots`` or ``memory://snapshots``.
-
-    Raises:
-        SnapshotError: fsspec, or its support for such a URL, is not installed.
-    """
+    """Raises SnapshotError if fsspec, or its support for such a URL, is not installed."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -61,16 +54,14 @@ class ObjectStorage:
         self._root: str = root.rstrip("/")
 
     def path(self, name: str) -> str:
-        """The URL of a file, for users."""
         return f"{self._url}/{name}"
 
     def exists(self) -> bool:
-        """Whether anything was ever written here."""
         with self._told("", "read"):
             return any(self._files.exists(self._at(each)) for each in (MANIFESTS, BLOBS))
 
     def add(self, views: Sequence[memoryview]) -> Blob:
-        """Upload a blob unless it exists; an existing blob that is no longer young is sent again.
+        """An existing blob that is no longer young is sent again.
 
         There is no other way to reset its age. Ages are measured by this host's clock, which most
         stores require to be right within minutes anyway. If a store reports no times, retention
@@ -109,14 +100,13 @@ class ObjectStorage:
             raise
 
     def _remove_torn(self, name: str, size: int) -> None:
-        """Remove a partial object, which some file systems show; keep a complete one of another
-        writer."""
+        """Some file systems show a partial object; a complete one of another writer is kept."""
         there = self._info(name)
         if there is not None and there.size != size:
             self._files.rm_file(self._at(name))
 
     def create(self, name: str, data: bytes, *, exclusive: bool = False) -> bool:
-        """Write a file that must not exist, in one request that the store itself rejects if so."""
+        """In one request that the store itself rejects if the file exists."""
         with self._told(name, "written"):
             try:
                 self._pipe(name, data, mode="create")
@@ -138,24 +128,20 @@ class ObjectStorage:
         return True
 
     def put(self, name: str, data: bytes) -> None:
-        """Write or replace a file."""
         with self._told(name, "written"):
             self._pipe(name, data)
 
     def settle(self, names: Sequence[str]) -> None:
-        """Do nothing: what a store has accepted is durable."""
+        """What a store has accepted is durable."""
 
     def stat(self, name: str) -> File | None:
-        """A file's size and modification time."""
         with self._told(name, "read"):
             return self._info(name)
 
     def now(self) -> float:
-        """The time of this host's clock."""
         return datetime.now(UTC).timestamp()
 
     def open(self, name: str) -> AbstractContextManager[Readable]:
-        """Open a file for reading."""
         try:
             return self._files.open(self._at(name), "rb")
         except FileNotFoundError:
@@ -164,19 +150,18 @@ class ObjectStorage:
             raise cannot(self.path(name), "read", error) from None
 
     def files(self, folder: str) -> Mapping[str, File]:
-        """All files below a folder."""
         with self._told(folder, "read"):
             found = self._files.find(self._at(folder), detail=True)
         start = len(self._at(""))
         return {name[start:]: _file(found[name]) for name in sorted(found)}
 
     def remove(self, name: str) -> None:
-        """Remove a file; one that does not exist is no error."""
+        """One that does not exist is no error."""
         with self._told(name, "removed"), suppress(FileNotFoundError):
             self._files.rm_file(self._at(name))
 
     def set_aside(self, name: str) -> None:
-        """Copy a file to another name and remove it, since object stores cannot rename."""
+        """Object stores cannot rename."""
         with self._told(name, "renamed"), suppress(FileNotFoundError):
             self._files.mv(self._at(name), self._at(f"{name}{ASIDE}"))
 
@@ -194,7 +179,6 @@ class ObjectStorage:
 
     @contextmanager
     def _told(self, name: str, what: str) -> Iterator[None]:
-        """Convert any error of a store's library to one line that names the file."""
         try:
             yield
         except (StorageError, SnapshotError):

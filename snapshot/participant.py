@@ -117,20 +117,16 @@ Ask = Capture | SendMarkers | RecordFlight[M] | Forget[M] | Tell | Commit | Disc
 
 
 class Own(Struct, forbid_unknown_fields=True):
-    """This participant's own part, in progress."""
-
     number: int
     clock: Mapping[str, int]
     peers: tuple[str, ...]
     lost: dict[str, str]
     """Peers with which there is no complete channel, and why."""
     heard_all: bool = False
-    """Whether all markers have arrived or been given up."""
     contents: list[str] = []
 
     @property
     def whole(self) -> bool:
-        """Whether both the state and the messages in flight have been written."""
         return self.heard_all and len(self.contents) == CONTENTS
 
 
@@ -230,7 +226,6 @@ class Participant(Struct, Generic[M], forbid_unknown_fields=True):
         return self.cuts.heard(channel, message)
 
     def _look(self) -> list[Ask[M]]:
-        """Write the messages in flight of each cut that has received all its markers."""
         asks: list[Ask[M]] = []
         for cut in self.cuts.complete():
             own = self.own[cut.snapshot]

@@ -17,7 +17,7 @@ CONTENTS = 2
 """What a participant writes for a snapshot: its state, and the messages in flight to it."""
 
 REASON_CHARS_MAX = 1000
-"""Length of the reason why a part could not be written; it appears in logs and manifests."""
+"""Of why a part could not be written; it appears in logs and manifests."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -44,7 +44,6 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def name_of(initiator: str, number: int) -> str:
-    """The name of a snapshot: the event that began it, ``syncer.1:1042``."""
     return f"{initiator}:{number}"
 
 

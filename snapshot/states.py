@@ -81,5 +81,4 @@ def _check_size(data: bytes) -> None:
 
 
 def in_short(error: BaseException) -> str:
-    """An error in one line."""
     return f"{type(error).__name__}: {error}".replace("\n", " ")[:WORDS_MAX]

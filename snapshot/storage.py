@@ -52,7 +52,7 @@ class StorageError(OSError):
 
 
 def cannot(file: str, what: str, error: BaseException) -> StorageError:
-    """An error of the system or an object store as one line, with the error number kept."""
+    """As one line, with the error number kept."""
     said = getattr(error, "strerror", None) or str(error) or type(error).__name__
     found = StorageError(f"{file}: cannot be {what}: {' '.join(str(said).split())}")
     found.errno = getattr(error, "errno", None)
@@ -76,17 +76,15 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file in a listing; some stores do not report when it was written."""
+    """Some stores do not report when a file was written."""
 
     size: int
     written_at: float | None
 
 
 class Readable(Protocol):
-    """A file open for reading, from any library."""
-
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill the buffer as far as possible; returns the number of bytes, 0 at the end."""
+        """Returns the number of bytes, 0 at the end."""
         ...
 
 
@@ -147,11 +145,7 @@ class Place(Protocol):
 
 
 def blob_name(digest: str) -> str:
-    """The name of a blob's file.
-
-    Raises:
-        SnapshotError: it is not a digest; digests may come from the network.
-    """
+    """Raises SnapshotError if it is not a digest; digests may come from the network."""
     if not DIGEST.fullmatch(digest):
         raise SnapshotError(f"{digest!r}: want a digest in hexadecimal, 64 characters")
     return f"{BLOBS}/{digest[:2]}/{digest}"
@@ -169,14 +163,13 @@ def digest_of(views: Sequence[memoryview]) -> str:
 
 
 def chunks(views: Sequence[memoryview]) -> Iterator[memoryview]:
-    """The bytes in chunks, without copying."""
+    """Without copying."""
     for view in views:
         for at in range(0, len(view), CHUNK_BYTES):
             yield view[at : at + CHUNK_BYTES]
 
 
 def is_url(place: str | Path) -> bool:
-    """Whether it is a URL rather than a path."""
     return isinstance(place, str) and "://" in place
 
 
