@@ -442,7 +442,8 @@ class Adapted(Regression):
 
     def frozen(self) -> Any:
         rng = np.random.default_rng(5)
-        return {"embed": self._scale * rng.standard_normal((16, 32), np.float32)}
+        embed = self._scale * rng.standard_normal((16, 32), np.float32)
+        return {"embed": embed, "noise": jax.random.key(5)}
 
     def init(self, key: Any) -> Any:
         params = super().init(key)

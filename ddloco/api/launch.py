@@ -28,6 +28,7 @@ from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.process.best_effort import BestEffort
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import pinned_file
+from ddloco.stage.process.log_tail import LogTail
 from ddloco.workers.task import check_task_name, task_digest
 from ddloco.workers.task_sources import keep_sources
 
@@ -202,7 +203,9 @@ async def run_job(
     best = BestEffort(lambda name, why: say(f"{name} has ended, the job continues: {why}"))
 
     async def watch() -> None:
-        await best.run("the display", partial(show_live, cluster.folder, board, console, done))
+        await best.run(
+            "the display", lambda: show_live(LogTail(cluster.folder), board, console, done)
+        )
         figure = cluster.folder / LOSS_FILE
         best.do("the figure", lambda: figure.write_text(board.losses()), 0)
 

@@ -105,7 +105,10 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
         return complain(error)
     except WorkerDiedError as error:
         return complain(error, FOUND)
-    return _conclude_with(folder, driven.result, console.print)
+    if driven.result is None:
+        return complain(f"{folder}: the job ended without a result", FOUND)
+    say_result(folder, job, driven.result, console.print)
+    return HELD
 
 
 def _run_job(given: argparse.Namespace, cluster: JobActors, sinks: list[Sink]) -> int:
@@ -146,19 +149,15 @@ def _conclude(ended: JobEnd, say: Callable[[str], None]) -> int:
     for name in ended.idle if ended.result is not None else ():
         say(f"{name} has finished no step")
     if ended.result is not None:
-        _conclude_with(ended.cluster.folder, ended.result, say)
-        numbers = Numbers(interval_steps=ended.result.get("interval_steps"))
-        if interval := interval_in_words(numbers, ended.cluster.program.job.sync.interval):
-            say(interval)
+        say_result(ended.cluster.folder, ended.cluster.program.job, ended.result, say)
     if ended.problem is not None:
         return complain(ended.problem, FOUND)
     unused = ended.result.get(UNUSED, ()) if ended.result is not None else ()
     return complain(f"of no use to the model: {', '.join(unused)}", FOUND) if unused else HELD
 
 
-def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[str], None]) -> int:
-    if result is None:
-        return complain(f"{folder}: the job ended without a result", FOUND)
+def say_result(folder: Path, job: Job, result: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Say what a job came to, and how to go on with it."""
     loss = result["held_out_loss"]
     scored = f"held-out loss {loss:.4f}" if loss is not None else "held-out loss unknown"
     if result["status"] == DIVERGED:
@@ -176,14 +175,16 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
             "nothing was merged: the job was done before the first fragment was due; set more "
             "job.steps, or a smaller sync.interval"
         )
+    numbers = Numbers(interval_steps=result.get("interval_steps"))
+    if interval := interval_in_words(numbers, job.sync.interval):
+        say(interval)
     say(f"model {folder / MODEL_FILE}")
     if (folder / LOSS_FILE).is_file():
         say(f"losses {folder / LOSS_FILE}")
     if not any((folder / TAPES).glob(f"*{SUFFIX}")):
-        return HELD  # Without tapes there is nothing to replay or to ask.
+        return  # Without tapes there is nothing to replay or to ask.
     own = is_ours(folder, load_job(folder / JOB_FILE).as_plain())
     trust = [] if own else ["--trust"]  # The user's key to know their runs by could not be kept.
     say(f"replay it with: {quoted(['ddloco', 'replay', folder, *trust])}")
     say(f"look at it with: {quoted(['ddloco', 'report', folder, *trust])}")
     say(f"see what stands out with: {quoted(['ddloco', 'why', folder, *trust])}")
-    return HELD

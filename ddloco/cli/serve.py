@@ -6,16 +6,18 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import trio
 
 from ddloco.api.launch import RUNS
 from ddloco.cli.ask import complain, with_source
+from ddloco.cli.run_job import say_result
 from ddloco.job.config import Job, load_job
 from ddloco.job.job_folder import check_place, holds_job
 from ddloco.job.keys import with_keys
-from ddloco.monitoring.live_display import follow_log
+from ddloco.monitoring.live_display import Board, follow_log, show_live
 from ddloco.roles.job_program import program_of
 from ddloco.roles.loss_log import LossLog
 from ddloco.roles.needs_note import note_needs
@@ -23,10 +25,10 @@ from ddloco.roles.other_rank import follow_rank
 from ddloco.roles.past_job import past_end
 from ddloco.roles.received_job import Asker
 from ddloco.stage.actors.effects import Finish
+from ddloco.stage.actors.observations import RESULT
 from ddloco.stage.files.addresses import LEASE_PLACE, check_advertise, check_dial
 from ddloco.stage.files.run_folder import (
     LEASE,
-    LOSS_FILE,
     address_file,
     folders_to_make,
     open_folder,
@@ -39,7 +41,9 @@ from ddloco.stage.nodes.place_mirror import follow_addresses
 from ddloco.stage.nodes.serve import Terms, check_bind, serve_role
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.errors import first_of
+from ddloco.stage.process.log_tail import LogTail
 from ddloco.stage.process.malloc import keep_freed_memory
+from ddloco.stage.process.terminal import quoted
 from ddloco.workers.fork_protocol import Rank
 from ddloco.workers.ranks import rank_of
 from ddloco.workers.task import TaskError, check_task_name, task_digest
@@ -51,6 +55,7 @@ PATIENCE_S_MAX = 366 * 86_400
 
 def syncer(given: argparse.Namespace) -> int:
     """``ddloco syncer``: run a syncer or a shard."""
+    leads: list[HostedActor] = []
 
     async def serve(job: Job) -> Finish:
         check_bind(program_of(job), "--bind", given.bind)
@@ -68,7 +73,8 @@ def syncer(given: argparse.Namespace) -> int:
         losses = LossLog(job, given.folder)
         if lead and not given.with_parent:
             needs = partial(note_needs, job, warn=_warn)
-            terms = replace(terms, beside=(*terms.beside, losses.run, needs))
+            beside = partial(_show_job, job, leads), losses.run, needs
+            terms = replace(terms, beside=beside, listening=partial(_say_where, given.keys))
         fresh = given.fresh_learners or given.with_parent
         program = replace(program_of(job), fresh_learners=fresh)
         addresses = {name: given.bind, **({} if lead else {job.syncer_names()[0]: given.connect})}
@@ -77,7 +83,7 @@ def syncer(given: argparse.Namespace) -> int:
             losses.draw()
         return finish
 
-    return _serve(given, serve)
+    return _serve(given, serve, leads)
 
 
 def relay(given: argparse.Namespace) -> int:
@@ -172,6 +178,18 @@ def _rank(given: argparse.Namespace, job: Job) -> Rank | None:
     return rank_of(given.name, worker, given.rank, given.coordinator, os.environ)
 
 
+async def _show_job(job: Job, leads: list[HostedActor], hosted: HostedActor) -> None:
+    """Show a job on the host of the syncer that leads it, as ``ddloco run`` does."""
+    leads.append(hosted)
+    tail = LogTail(hosted.folder, from_end=True)
+    await show_live(tail, Board(job, tells_who_comes=True), SafeConsole(), trio.Event())
+
+
+def _say_where(keys: Path | None, address: str) -> None:
+    look = quoted(["ddloco", "status", address, *(["--keys", keys] if keys else [])])
+    SafeConsole().print(f"listens on {address}; look with: {look}", soft_wrap=True, highlight=False)
+
+
 def _warn(said: str) -> None:
     SafeConsole(stderr=True).print(f"warning: {said}", soft_wrap=True)
 
@@ -229,7 +247,9 @@ def _checked_dials(job: Job, name: str, connect: Sequence[str]) -> dict[str, str
     return dict(zip(dialled, connect, strict=True))
 
 
-def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
+def _serve(
+    given: argparse.Namespace, serve: Callable[[Job], Any], leads: Sequence[HostedActor] = ()
+) -> int:
     # A folder to join may be used by other actors, which have not recorded anything yet either.
     made = [] if given.join else folders_to_make(given.folder)
     keep_freed_memory()  # Before any thread starts, in particular libzmq's.
@@ -251,7 +271,11 @@ def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
     except (ConfigError, TaskError, SnapshotError, StorageError) as error:
         remove_unused(made)
         return complain(error)
-    return _concluded(given, finish)
+    code = _concluded(given, finish)
+    driver = leads[-1].driver if leads else None
+    if driver is not None and (result := driver.seen.get(RESULT)) is not None:
+        say_result(given.folder, job, result, partial(print, flush=True))
+    return code
 
 
 def _job(given: argparse.Namespace) -> Job | Finish:
@@ -273,8 +297,6 @@ def _concluded(given: argparse.Namespace, finish: Finish) -> int:
     if finish.status == "failed":
         return complain(finish.reason, end_code(finish.status, again=finish.again))
     print(f"{finish.status}: {finish.reason}")
-    if given.run == "syncer" and (given.folder / LOSS_FILE).is_file():
-        print(f"losses {given.folder / LOSS_FILE}")
     return end_code(finish.status, again=finish.again)
 
 

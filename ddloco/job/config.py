@@ -673,15 +673,12 @@ class Job(Section, frozen=True):
     def worker_of(self, name: str) -> Worker:
         """Only learners have several processes."""
         table, common = self.learner_table(name), self.worker
-        return Worker(
+        return replace(
+            common,
             threads=table.threads or common.threads,
             env={**common.env, **table.env},
             mesh=common.mesh if table.mesh is None else table.mesh,
             processes=(table.processes or common.processes) if name in self.learner_names() else 1,
-            stall_s=common.stall_s,
-            check_every=common.check_every,
-            on_corruption=common.on_corruption,
-            together_s=common.together_s,
         )
 
     @property

@@ -114,6 +114,8 @@ class Board:
     """The highest global step of a merge."""
     evaluating: bool = False
     """Whether the final model is being evaluated, which may take long."""
+    tells_who_comes: bool = False
+    """Whether a learner that comes or goes is news, as for somebody who starts them by hand."""
     standstill: str = ""
     """What the job waits for, if nothing has been merged for too long."""
 
@@ -189,6 +191,8 @@ class Board:
         name = incarnation.rpartition(".")[0]
         if name in self.learners:
             self.learners[name].state = state
+        if self.tells_who_comes:
+            self.news = [*self.news[-NEWS_MAX:], f"{incarnation} is {state}"]
 
     @property
     def t(self) -> int:
@@ -270,9 +274,8 @@ class Board:
         return Group(learners, syncer, f"fragment:global step  {fragments}", *notes)
 
 
-async def show_live(folder: Path, board: Board, console: Console, done: trio.Event) -> None:
+async def show_live(tail: LogTail, board: Board, console: Console, done: trio.Event) -> None:
     """Take what is logged to the board, and draw that, until ``done`` is set."""
-    tail = LogTail(folder)
     if not console.is_terminal:
         await _show_lines(board, tail, console, done)
         return
@@ -316,6 +319,12 @@ async def _show_lines(board: Board, tail: LogTail, console: Console, done: trio.
             return
 
 
+UNSHOWN = (LOSSES, "needs", "traffic")
+"""Events of numbers only, which ``status`` and ``report`` show."""
+
+UNSAID = {"event", "actor", "at", "date", "ref", *Numbers.__struct_fields__} - {"live"}
+"""Fields that a line on the screen does without: the log has them."""
+
 FREQUENT = ("step", "merge")
 """Events that occur many times a second; only the newest is shown, at intervals."""
 
@@ -329,7 +338,7 @@ async def follow_log(folder: Path, actor: str, console: Console) -> None:
         for line in tail.new_lines():
             if line["actor"] == actor and line["event"] in FREQUENT:
                 newest = line
-            elif line["actor"] == actor and line["event"] != LOSSES:
+            elif line["actor"] == actor and line["event"] not in UNSHOWN:
                 _say(console, line)
         if newest is not None and trio.current_time() - said_at >= PLAIN_LINE_S:
             _say(console, newest)
@@ -339,7 +348,12 @@ async def follow_log(folder: Path, actor: str, console: Console) -> None:
 
 def _say(console: Console, line: dict[str, Any]) -> None:
     """Print one line of the log in readable form."""
-    fields = {key: value for key, value in line.items() if key not in ("event", "actor", "at")}
-    said = "  ".join(f"{key} {value}" for key, value in fields.items())
-    text = f"{line['at']:8.1f} s  {line['actor']}  {line['event']}  {said}"
+    fields = [f"{key} {_in_words(value)}" for key, value in line.items() if key not in UNSAID]
+    text = f"{line['at']:8.1f} s  {line['actor']}  {line['event']}  {', '.join(fields)}"
     console.print(text, soft_wrap=True, highlight=False)
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return " ".join(map(_in_words, value)) if isinstance(value, list) else str(value)

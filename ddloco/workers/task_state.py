@@ -74,9 +74,14 @@ def _is_counter(leaf: Any) -> bool:
     return whole and jnp.iinfo(leaf.dtype).max < 2**63  # So that a message can hold it.
 
 
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is a typed random key, which is no array of numbers."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
 def _key_type(leaf: Any) -> Callable[[Any], Any] | None:
     """A function from a random key's numbers to the key; None for a leaf that is not a key."""
-    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if not is_key(leaf):
         return None
     found: list[Any] = []
     # Of a shape the kind of key is known to a tracer only.

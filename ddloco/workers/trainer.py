@@ -57,7 +57,7 @@ from ddloco.workers.task import Task, TaskError, load_task, stream_of
 from ddloco.workers.task_environment import refuse_late_settings, what_was_read
 from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
 from ddloco.workers.task_sources import sources_of
-from ddloco.workers.task_state import StateLayout
+from ddloco.workers.task_state import StateLayout, is_key
 from ddloco.workers.tensor_sums import summing
 from transport import DTYPES, Bytes, Pieces, aligned
 
@@ -285,8 +285,11 @@ class Trainer:
         self._frozen = self._frozen_digest = {}
         make = getattr(task, "frozen", None)
         if make is not None:
-            arrays = jax.tree.map(np.asarray, make())
-            self._frozen_digest = {"frozen": batch_digest(arrays).hex()}
+            arrays = jax.tree.map(lambda leaf: leaf if is_key(leaf) else np.asarray(leaf), make())
+            numbers = jax.tree.map(
+                lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, arrays
+            )
+            self._frozen_digest = {"frozen": batch_digest(numbers).hex()}
             self._frozen = self._placement.frozen(arrays)
         self._optimizer = self._optimizer_of(request)
         self._lay_moments()

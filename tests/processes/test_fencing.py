@@ -90,13 +90,13 @@ def test_a_standby_takes_over_and_another_one_ends_with_the_job(started, job):
     started.start("syncer", "--bind", "tcp://127.0.0.1:*", "--standby", *SETTINGS)
     said = assert_stops_and_replays(started, job)
     assert f"process {first.pid} acts: wait for its end" in said["standby"]
-    assert "stopped: asked to stop by an observer" in said["syncer"]
+    assert "stopped: asked to stop with ddloco stop" in said["syncer"]
 
     late = started.start(
         "learner", "--connect", started.address, "--name", "learner-0", *SETTINGS,
         folder=job.file.with_name("late"),
     )  # fmt: skip
-    assert "done: stopped: asked to stop by an observer" in ended(late, 0)
+    assert "done: stopped: asked to stop with ddloco stop" in ended(late, 0)
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def test_a_learner_that_missed_the_end_hears_of_it(started, job):
     assert 0 == stopped.returncode, stopped.stderr
     ended(started.running["syncer"], 0)
     started.signal("learner-0", signal.SIGCONT)
-    assert "stopped: asked to stop by an observer" in ended(started.running["learner-0"], 0)
+    assert "stopped: asked to stop with ddloco stop" in ended(started.running["learner-0"], 0)
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def test_sigterm_means_leave_and_come_back_and_stop_ends_the_job(started):
 
     stopped = started.stop()
     assert stopped.returncode == 0, stopped.stderr
-    assert "stopped: asked to stop by an observer" in stopped.stdout
+    assert "stopped: asked to stop with ddloco stop" in stopped.stdout
     for each in started.running.values():
         ended(each, 0)
     assert (started.job.run_folder / "model" / "model.safetensors").exists()

@@ -209,7 +209,8 @@ def test_two_fingerprints_replay_in_one_command(job, tools):
 
 
 def test_learner_first_then_syncer(job, tools):
-    """Started by hand in the wrong order, a learner waits for the syncer, and the job runs."""
+    """Started by hand in the wrong order, a learner waits for the syncer, and the job runs; the
+    syncer says where it listens, and what the job came to, as ``run`` does."""
     address = f"tcp://127.0.0.1:{free_port()}"
     common = [str(job.file), "--dir", str(job.run_folder), "--join", "--set=job.learners=1"]
     steps = "--set=job.steps=12"
@@ -222,6 +223,10 @@ def test_learner_first_then_syncer(job, tools):
     syncer = tools.call_here("syncer", *common, steps, "--bind", address)
 
     assert syncer.returncode == 0, syncer.stderr
+    first, *lines = syncer.stdout.splitlines()
+    assert first == f"listens on {address}; look with: ddloco status {address}"
+    for said in ("held-out loss ", "model ", "replay it with: ddloco replay "):
+        assert [line for line in lines if line.startswith(said)], lines
     assert learner.wait(60) == 0
     assert tools.replay(job.run_folder).returncode == 0
 

@@ -255,7 +255,7 @@ class Driver:
         if what == "stop":
             if not self._asked_to_stop:  # Observers repeat it until they hear of the end.
                 self._asked_to_stop = True
-                self.request_stop("asked to stop by an observer")
+                self.request_stop("asked to stop with ddloco stop")
             return True
         try:
             asked = DismissRequested(who) if what == "leave" else SnapshotRequested()

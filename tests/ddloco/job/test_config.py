@@ -457,6 +457,13 @@ def test_a_learner_has_its_own_shard_and_environment():
     assert job.worker_of("learner-0") == Worker(2, {"XLA_FLAGS": "--x"})
     assert job.worker_of("learner-1") == Worker(8, {"XLA_FLAGS": "--x", "A": "1"})
     assert job.worker_of("syncer") == Worker(2, {"XLA_FLAGS": "--x"})
+
+
+def test_a_worker_has_all_settings_of_all_workers():
+    """But those that a learner may have of its own."""
+    others = {"nice": 3, "retry_s": 7.0, "stall_s": 9.0, "check_every": 4, "together_s": 0.0}
+    job = job_from({"job": {"task": "a:b"}, "worker": {"threads": 2, **others}}, "test")
+    assert job.worker_of("learner-0") == job.worker
     assert job.learner_table("learner-2") == LearnerTable()
 
 

@@ -139,12 +139,12 @@ async def test_lines_where_there_is_no_terminal(tmp_path, autojump_clock):
     done.set()
     console = Console(record=True, force_terminal=False, width=200)
     board = Board(JOB)
-    await show_live(tmp_path, board, console, done)
+    await show_live(LogTail(tmp_path), board, console, done)
 
     assert board.result == lines[-1]
     at_a_terminal = Console(record=True, force_terminal=True, width=120)
     board = Board(JOB)
-    await show_live(tmp_path, board, at_a_terminal, done)
+    await show_live(LogTail(tmp_path), board, at_a_terminal, done)
     assert board.t == 8
 
 
