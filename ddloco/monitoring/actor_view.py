@@ -11,7 +11,6 @@ from ddloco.stage.actors.status import ActorStatus
 
 
 def actor_picture(status: ActorStatus) -> Group:
-    """The whole display of one actor: where it is, its links, what it does, and its state."""
     lines: list[str | Text] = [_header(status)]
     if status.problem:
         lines.append(Text(status.problem, "red"))

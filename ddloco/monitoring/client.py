@@ -49,8 +49,7 @@ TAKEN_MAX = 64
 unacknowledged."""
 
 INBOX_MAX = 16
-"""Notices taken off the socket and not yet processed; others wait in the socket's queue,
-unacknowledged, until the server sends no more."""
+"""Others wait in the socket's queue, unacknowledged, until the server sends no more."""
 
 Notified: TypeAlias = "Told | News | tuple[Fragment, Payload]"
 Take = Callable[[Notified], Awaitable[None]]
@@ -64,15 +63,13 @@ class UnansweredError(Exception):
 
 
 class Observer:
-    """Sends requests to one syncer, and receives its notices."""
-
     def __init__(
         self, endpoint: Endpoint, address: str, timeout_s: float, *, keyed: bool = False
     ) -> None:
         self.refused = 0
         """Frames that were not valid notices."""
         self.lost = 0
-        """News that the syncer skipped because this observer was too slow."""
+        """The syncer skips news if this observer is too slow."""
         self._endpoint = endpoint
         self._address = address
         self._timeout_s = timeout_s
@@ -80,18 +77,13 @@ class Observer:
         self._taken = 0
         self._said_taken = 0
         self._wanted: Wanted = ""
-        """What the syncer is asked for with each beat, until that is heard of."""
+        """Asked for with each beat, until it is heard of."""
         self._who = ""
-        """The actor that is asked to leave."""
         self._reader = Reader()
         self._inbox, self._waiting = trio.open_memory_channel[Any](INBOX_MAX)
 
     async def status(self) -> dict[str, Any]:
-        """The syncer's status, with the ``address`` that was asked.
-
-        Raises:
-            UnansweredError: there is no answer in time, or the syncer declines.
-        """
+        """Raises UnansweredError if there is no answer in time, or the syncer declines."""
         told: Any = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._endpoint.run, self._deliver)
@@ -110,9 +102,6 @@ class Observer:
 
         ``take`` also gets a status every second, and with ``payloads`` the newest version of every
         global fragment, beginning with the current ones. Its exceptions are raised in a group.
-
-        Raises:
-            UnansweredError: there is no answer, or no longer one.
         """
         said: Any = None
         async with self._asking("stop" if stop else "", payloads=payloads):
@@ -131,11 +120,7 @@ class Observer:
         return said
 
     async def snapshot(self) -> News:
-        """Request a snapshot; returns the news of its result, or of the job's end before that.
-
-        Raises:
-            UnansweredError: there is no answer, or no longer one.
-        """
+        """Returns the news of the snapshot's result, or of the job's end before that."""
         name, said = "", None
         async with self._asking("snapshot"):
             begins_by, problem = trio.current_time() + self._timeout_s, self._no_answer()
@@ -158,12 +143,7 @@ class Observer:
         return said
 
     async def dismiss(self, who: str) -> News:
-        """Request that an actor leaves for good; returns the news of its answer, or of the job's
-        end before that.
-
-        Raises:
-            UnansweredError: there is no answer, or no longer one.
-        """
+        """Returns the news of the syncer's answer, or of the job's end before that."""
         said: Any = None
         async with self._asking("leave", who):
             with trio.move_on_after(self._timeout_s):
@@ -177,7 +157,6 @@ class Observer:
     async def _asking(
         self, wanted: Wanted, who: str = "", *, payloads: bool = False
     ) -> AsyncIterator[None]:
-        """Receive, and ask with every beat."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._endpoint.run, self._deliver)
             self._wanted, self._who = wanted, who
@@ -203,8 +182,8 @@ class Observer:
         return said, payload
 
     async def _beat(self, payloads: bool) -> None:
-        """Ask for what there is to say, and again for what is wanted, until that is heard of: each
-        request may be lost with a connection that is cut."""
+        """Each request may be lost with a connection that is cut, so it is repeated until it is
+        heard of."""
         while True:
             self._ask(Ask("follow", taken=self._taken, payloads=payloads))
             self._ask(Ask("status", taken=self._taken))
@@ -243,7 +222,7 @@ class Observer:
 
 
 def _dismisses(said: Any, who: str) -> bool:
-    """Whether this is the answer to the request that an actor leaves, or the job's end."""
+    """Also the job's end."""
     if not isinstance(said, News):
         return False
     named = said.event in {DISMISSED, NOT_DISMISSED} and said.fields.get("learner") == who
@@ -251,10 +230,7 @@ def _dismisses(said: Any, who: str) -> bool:
 
 
 def _settles(said: News, name: str) -> bool:
-    """Whether this is the end of the requested snapshot, or of the job.
-
-    A refused snapshot was never begun: it is discarded at the event that it is named after.
-    """
+    """A refused snapshot was never begun: it is discarded at the event that it is named after."""
     if said.event == "ended":
         return True
     if said.event not in {TAKEN, DISCARDED}:
@@ -267,13 +243,8 @@ def _settles(said: News, name: str) -> bool:
 async def open_observer(
     address: str, timeout_s: float, keys: Path | None, *, owner: bool = False
 ) -> AsyncIterator[Observer]:
-    """Open an observer of the syncer at ``address``, with keys from a folder if the job has any. An
-    ``owner`` may also end the job, and ask for a snapshot; who has no ``observer.key`` and is one
-    looks as that.
-
-    Raises:
-        ConfigError: the address is invalid, or the keys cannot be used.
-    """
+    """An ``owner`` may also end the job, and ask for a snapshot; an owner without ``observer.key``
+    looks with the owner's key."""
     if address.startswith(LEASE_PLACE):
         address = await trio.to_thread.run_sync(_found_in, address)
     check_dial("", address)
@@ -296,7 +267,6 @@ async def open_observer(
 
 
 def _found_in(address: str) -> str:
-    """The address of the lead of a job whose lease is in a place."""
     # A place needs modules that take longer to import than most commands run.
     from ddloco.job.config import SYNCER  # noqa: PLC0415
     from ddloco.stage.nodes.place_mirror import address_in  # noqa: PLC0415
@@ -313,7 +283,6 @@ def _found_in(address: str) -> str:
 
 
 def _has_owners_alone(keys: Path) -> bool:
-    """Whether a folder has the owner's key, and not that of observers."""
     from ddloco.stage.files.keys import OBSERVER, OWNER, secret_file  # noqa: PLC0415, as below
 
     return secret_file(keys, OWNER).exists() and not secret_file(keys, OBSERVER).exists()

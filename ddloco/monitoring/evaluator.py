@@ -27,8 +27,6 @@ Scored = Callable[[int, float, dict[str, float]], None]
 
 
 class Evaluator:
-    """Assembles models from global fragments and has them evaluated."""
-
     def __init__(
         self,
         source: Path,
@@ -51,7 +49,6 @@ class Evaluator:
         self._last = False
 
     def take(self, fragment: int, t: int, payload: Payload) -> None:
-        """Accept a newer version of a fragment."""
         count = len(self._plan.fragments)
         got = tuple((meta.name, meta.shape, meta.dtype) for meta in payload.tensors)
         plain = all(meta.bits == DTYPES[meta.dtype].itemsize * 8 for meta in payload.tensors)
@@ -65,12 +62,11 @@ class Evaluator:
             self._wanted.set()
 
     def finish(self) -> None:
-        """Evaluate the newest model and end; no newer one will arrive."""
+        """No newer model will arrive."""
         self._last = True
         self._wanted.set()
 
     async def run(self) -> None:
-        """Evaluate models until ``finish``."""
         scored: dict[int, int] = {}
         while True:
             await self._wanted.wait()
@@ -96,7 +92,7 @@ class Evaluator:
         self._scored(t, found.loss, found.metrics)
 
     def _keep(self, path: Path, t: int, loss: float) -> None:
-        """Write the evaluated model, in place of an earlier one."""
+        """In place of an earlier one."""
         tensors: dict[str, Any] = {}
         for p, leaves in enumerate(self._plan.fragments):
             for index, leaf in enumerate(leaves):
@@ -113,8 +109,7 @@ class Evaluator:
 async def open_scorer(
     job: Job, source: Path, scored: Scored, best: Path | None = None
 ) -> AsyncIterator[Evaluator]:
-    """Open a scorer with a worker process that has loaded the job's task; the caller must ``run``
-    it."""
+    """The caller must ``run`` the evaluator."""
     with closing(SharedMemory()) as arena:
         kept = kept_modules(source.parent, job.job.task)
         async with open_worker("observer.1", arena, job.worker_of(""), kept=kept) as process:

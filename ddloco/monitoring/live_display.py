@@ -34,7 +34,6 @@ LOSSES_SHOWN = 20
 
 
 NEWS_MAX = 15
-"""Warnings that are printed at once where there is no terminal, at most."""
 
 LOSSES = "losses"
 """The log event with what learners on other hosts have reported to the syncer."""
@@ -42,8 +41,6 @@ LOSSES = "losses"
 
 @dataclass
 class LearnerView:
-    """The displayed values of one learner."""
-
     step: int = 0
     tokens: int = 0
     alive_s: float = 0.0
@@ -51,15 +48,14 @@ class LearnerView:
     """The part of ``alive_s`` that belongs to earlier incarnations."""
     losses: list[float] = field(default_factory=list[float])
     metrics: dict[str, float | None] = field(default_factory=dict[str, float | None])
-    """The task's own metrics of the newest step."""
+    """Of the newest step."""
     state: str = "starting"
     curve: LossCurve = field(default_factory=partial(LossCurve, 1))
     steps_logged: bool = False
-    """Whether its steps are in this log; if not, only what it reports to the syncer is."""
+    """If not, only what the learner reports to the syncer is in this log."""
 
     def take(self, line: dict[str, Any], t: int = 0) -> None:
-        """Add a step that ended at global step ``t``; a new incarnation restarts at step 1, with a
-        clock of its own."""
+        """A new incarnation restarts at step 1, with a clock of its own."""
         self.steps_logged = True
         if line["step"] <= self.step or self.step == 0:
             self.lived_s = self.alive_s
@@ -74,7 +70,7 @@ class LearnerView:
         self.state = "training"
 
     def report(self, step: int, loss: float | None, t: int) -> None:
-        """Add what the learner has reported at global step ``t``, unless its steps are here."""
+        """Ignored if the learner's steps are in this log."""
         if self.steps_logged:
             return
         self.step, self.state = step, "training"
@@ -84,40 +80,35 @@ class LearnerView:
 
     @property
     def loss(self) -> float | None:
-        """The mean of the last losses."""
         return sum(self.losses) / len(self.losses) if self.losses else None
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens trained on per second of the learner's life."""
+        """Per second of the learner's life."""
         return self.tokens / self.alive_s if self.alive_s > 0 else 0.0
 
 
 @dataclass
 class Board:
-    """The newest values in the log."""
-
     job: Job
     learners: dict[str, LearnerView] = field(default_factory=dict[str, LearnerView])
     fragments: dict[int, int] = field(default_factory=dict[int, int])
     merge: dict[str, Any] = field(default_factory=dict[str, Any])
     merges: int = 0
     numbers: Numbers = field(default_factory=Numbers)
-    """The job's numbers, as the syncer counts them, at the newest line that has them."""
+    """As the syncer counts them, at the newest line that has them."""
     troubles: list[str] = field(default_factory=list[str])
     news: list[str] = field(default_factory=list[str])
     """Warnings that have not been printed yet, where there is no terminal."""
     result: dict[str, Any] | None = None
     discarded: int = 0
-    """Snapshots that have failed."""
     reached: int = 0
-    """The highest global step of a merge."""
     evaluating: bool = False
     """Whether the final model is being evaluated, which may take long."""
     tells_who_comes: bool = False
     """Whether a learner that comes or goes is news, as for somebody who starts them by hand."""
     standstill: str = ""
-    """What the job waits for, if nothing has been merged for too long."""
+    """Empty unless nothing has been merged for too long."""
 
     def __post_init__(self) -> None:
         steps = self.job.job.steps
@@ -126,7 +117,6 @@ class Board:
         }
 
     def take(self, line: dict[str, Any]) -> None:
-        """Process one line of the log."""
         if "computing_s" in line:
             told = {name: line[name] for name in Numbers.__struct_fields__ if name in line}
             self.numbers = Numbers(**told)
@@ -196,28 +186,24 @@ class Board:
 
     @property
     def t(self) -> int:
-        """The global step of the newest merge."""
         return self.reached
 
     @property
     def goodput(self) -> float | None:
-        """The share of the learners' time that was spent computing steps; None before the first
-        merge, or if it is not known. See ``machines.syncer.accounts``."""
+        """None before the first merge, or if it is not known. See ``machines.syncer.accounts``."""
         return self.numbers.goodput
 
     @property
     def inner_steps(self) -> int:
-        """Inner steps of all learners: those that the syncer has counted, or before it tells of any
-        those that are in this log."""
+        """Those that the syncer has counted, or before it tells of any those that are in this
+        log."""
         return self.numbers.inner_steps or sum(view.step for view in self.learners.values())
 
     def counts(self) -> str:
-        """Three numbers: learners live, taking part, and averaged into the newest merge."""
         live, part = self.merge.get("live", 0), self.merge.get("taking_part", 0)
         return f"{live} live / {part} taking part / {self.merge.get('averaged', 0)} averaged"
 
     def progress(self) -> str:
-        """How far the job is."""
         done, whole, unit = self.stage()
         more = ", evaluates the final model" * self.evaluating
         if self.job.job.tokens is None:
@@ -232,7 +218,6 @@ class Board:
         return self.numbers.merged_tokens or 0, job.tokens, "tokens merged"
 
     def line(self) -> str:
-        """All values on one line."""
         losses = [view.loss for view in self.learners.values() if view.loss is not None]
         loss = f"{sum(losses) / len(losses):.3f}" if losses else "-"
         return (
@@ -242,7 +227,7 @@ class Board:
         )
 
     def losses(self) -> str:
-        """The losses of learners and of the final model over global steps, as an SVG file."""
+        """An SVG file."""
         curves = {name: view.curve for name, view in self.learners.items()}
         result = self.result or {"held_out_loss": None}
         loss = result["held_out_loss"]
@@ -252,7 +237,6 @@ class Board:
         return draw_losses(curves, held_out, job.steps, title)
 
     def tables(self) -> Group:
-        """Two tables: the learners, and the syncer with its fragments."""
         views = self.learners.values()
         names = list(dict.fromkeys(name for view in views for name in view.metrics))[:COLUMNS_MAX]
         columns = ("learner", "state", "step", "loss", "so far", *names, "tokens/s")
@@ -326,11 +310,10 @@ UNSAID = {"event", "actor", "at", "date", "ref", *Numbers.__struct_fields__} - {
 """Fields that a line on the screen does without: the log has them."""
 
 FREQUENT = ("step", "merge")
-"""Events that occur many times a second; only the newest is shown, at intervals."""
+"""Only the newest of these is shown, at intervals."""
 
 
 async def follow_log(folder: Path, actor: str, console: Console) -> None:
-    """Print what one actor logs from now on, in plain lines, until cancelled."""
     tail = LogTail(folder, from_end=True)
     newest: dict[str, Any] | None = None
     said_at = trio.current_time()

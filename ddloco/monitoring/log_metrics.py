@@ -15,23 +15,20 @@ from ddloco.stage.process.entry_point import in_one_line
 from ddloco.stage.process.log_tail import LogTail
 
 LOOK_S = 1.0
-"""Seconds between two looks at the log of a running job."""
 
 
 class LogMetrics:
-    """Makes points of a log's lines. Every merge is a point in time, with the mean of the losses
-    and of the task's metrics that each learner has had since the last one."""
+    """Every merge is a point in time, with the mean of the losses and of the task's metrics that
+    each learner has had since the last one."""
 
     def __init__(self, job: Job, sinks: list[Sink]) -> None:
         self.ended = False
-        """Whether the job's result was logged."""
         self._board = Board(job)
         self._sinks = sinks
         self._since: dict[str, dict[str, list[float]]] = {}
         self._tokens: dict[str, int] = {}
 
     def take(self, line: dict[str, Any]) -> None:
-        """Take the next line of the log."""
         self._board.take(line)
         match line["event"]:
             case "step":
@@ -57,7 +54,6 @@ class LogMetrics:
                 pass
 
     def close(self) -> None:
-        """Close every sink."""
         for sink in self._sinks:
             sink.close()
 
@@ -101,10 +97,9 @@ class LogMetrics:
 async def track_run(
     folder: Path, job: Job, sinks: list[Sink], done: trio.Event, say: Callable[[str], None]
 ) -> None:
-    """Send the metrics of a running job to trackers until ``done`` is set.
+    """The trackers work in a thread, because some write to a network.
 
-    The trackers work in a thread, because some write to a network. One that fails ends the
-    tracking, and never the job.
+    One that fails ends the tracking, and never the job.
     """
     tail, metrics = LogTail(folder), LogMetrics(job, sinks)
 

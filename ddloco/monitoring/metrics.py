@@ -13,14 +13,13 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.observers.observer_protocol import News
 
 EVENTS_NAMED_MAX = 64
-"""Kinds of news that are counted separately: the syncer chooses their names, and each name is a
-time series."""
+"""The syncer chooses the names, and each name is a time series."""
 
 NUMBERS = Numbers.__struct_fields__
-"""The job's numbers, which are the same in a status and in news."""
+"""The same in a status and in news."""
 
 NOT_IN_WORDS = frozenset(NUMBERS) - {"goodput", "live"}
-"""Numbers of the job that a line of text leaves out; ``--json`` has them."""
+"""``--json`` has them."""
 
 MERGE_FIELDS = ("taking_part", "averaged", "grace_s", "sync_s")
 STATUS_FIELDS = (
@@ -36,34 +35,26 @@ MEMBER_FIELDS = (
 LEARNER_LINE = ("learner", "step", "loss", "tokens", "tokens_per_s", "metrics")
 
 METRICS_NAMED_MAX = 64
-"""Names of the task's own metrics: each is a time series for every learner."""
+"""Each is a time series for every learner."""
 
 
 class Sink(Protocol):
     """A destination for metrics."""
 
-    def gauge(self, name: str, value: float, t: int, **labels: str) -> None:
-        """Record the newest ``value`` of a metric, as of global step ``t``."""
-        ...
+    def gauge(self, name: str, value: float, t: int, **labels: str) -> None: ...
 
-    def close(self) -> None:
-        """Write buffered values; nothing is recorded after this."""
-        ...
+    def close(self) -> None: ...
 
 
 class Metrics:
-    """Extracts the numbers from an observer's notices and sends them to every sink."""
-
     def __init__(self, sinks: list[Sink]) -> None:
         self.t = 0
-        """The newest global step in any notice."""
         self._sinks = sinks
         self._seen: dict[str, int] = {}
         self._named: dict[str, None] = {}
-        """The names of the task's own metrics so far."""
 
     def news(self, news: News) -> None:
-        """Process one observation; a merge contains numbers of its own."""
+        """A merge contains numbers of its own."""
         name = news.event
         if name not in self._seen and len(self._seen) >= EVENTS_NAMED_MAX:
             name = "others"
@@ -80,7 +71,6 @@ class Metrics:
         self._gauge("news", self._seen[name], event=name)
 
     def status(self, status: Status) -> None:
-        """Process a status: the job's numbers, and those of every learner."""
         self._reach(status.t)
         self._gauge("global_step", self.t)
         self._several(STATUS_FIELDS, asdict(status))
@@ -91,14 +81,13 @@ class Metrics:
                 self._gauge("learner_metric", value, learner=who, metric=name)
 
     def score(self, t: int, loss: float, metrics: dict[str, float] | None = None) -> None:
-        """Record the held-out loss, and the other metrics, of the global model of step ``t``."""
         for sink in self._sinks:
             sink.gauge("held_out_loss", loss, t)
             for name, value in self._known(metrics or {}).items():
                 sink.gauge("held_out_metric", value, t, metric=name)
 
     def _known(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers among the task's metrics, without names beyond ``METRICS_NAMED_MAX``."""
+        """Without names beyond ``METRICS_NAMED_MAX``."""
         room = METRICS_NAMED_MAX - len(self._named)
         new = [name for name in metrics if name not in self._named]
         self._named |= dict.fromkeys(new[:room])
@@ -106,7 +95,6 @@ class Metrics:
         return {name: value for name, value in known if name in self._named}
 
     def close(self) -> None:
-        """Close every sink."""
         for sink in self._sinks:
             sink.close()
 
@@ -128,14 +116,9 @@ class Metrics:
 
 
 class Prometheus:
-    """``ddloco_NAME`` gauges, served over HTTP.
+    """``ddloco_NAME`` gauges, served over HTTP; by default only this machine can reach them.
 
-    Args:
-        port: the port, 0 for any free one; the attribute ``port`` is the actual one.
-        host: the address to serve on; by default only this machine can reach it.
-
-    Raises:
-        ConfigError: the package is not installed, or the port cannot be bound.
+    Port 0 is any free one; the attribute ``port`` is the actual one. Raises ConfigError.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
@@ -152,7 +135,7 @@ class Prometheus:
         self.port: int = self._server.server_port
 
     def gauge(self, name: str, value: float, t: int, **labels: str) -> None:
-        """Set a gauge; ``t`` is a metric of its own."""
+        """``t`` is a metric of its own."""
         del t
         if name not in self._gauges:
             help_text = name.replace("_", " ")
@@ -163,18 +146,13 @@ class Prometheus:
         (gauge.labels(**labels) if labels else gauge).set(value)
 
     def close(self) -> None:
-        """Close the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 class TensorBoard:
-    """Event files for TensorBoard, by global step.
-
-    Raises:
-        ConfigError: the package is not installed, or the folder cannot be written.
-    """
+    """Event files for TensorBoard, by global step; raises ConfigError."""
 
     def __init__(self, folder: Path) -> None:
         package = extra_package("tensorboardX", "tensorboard", "--tensorboard")
@@ -184,29 +162,24 @@ class TensorBoard:
             raise ConfigError(f"--tensorboard {folder}: {error.strerror}") from None
 
     def gauge(self, name: str, value: float, t: int, **labels: str) -> None:
-        """Write one point; label values become parts of the tag."""
+        """Label values become parts of the tag."""
         self._writer.add_scalar("/".join((name, *labels.values())), value, t)
 
     def close(self) -> None:
-        """Write buffered points."""
         self._writer.close()
 
 
 def metrics_in_words(metrics: Mapping[str, float | None]) -> str:
-    """Metrics as the rest of a line that begins with the loss."""
     known = {name: value for name, value in metrics.items() if value is not None}
     return "".join(f", {name} {value:.4g}" for name, value in known.items())
 
 
 class PrintedNotices:
-    """Prints all notices, one line each, as readable text or as JSON."""
-
     def __init__(self, write: Callable[[str], None], *, as_json: bool) -> None:
         self._write = write
         self._as_json = as_json
 
     def news(self, news: News) -> None:
-        """Print one observation."""
         if self._as_json:
             plain = {"event": news.event, "at": news.at, "ref": news.ref, **news.fields}
             self._write(msgspec.json.encode(plain).decode())
@@ -216,7 +189,7 @@ class PrintedNotices:
         self._write(f"{news.at:8.1f} s  {news.event}  {said}".rstrip())
 
     def status(self, status: Status) -> None:
-        """Print what the learners' last steps brought, as JSON only: a line every second."""
+        """JSON only: it is a line every second."""
         members = [each for each in status.members if each.loss is not None]
         if self._as_json and members:
             shown = [{name: getattr(each, name) for name in LEARNER_LINE} for each in members]
@@ -224,7 +197,6 @@ class PrintedNotices:
             self._write(msgspec.json.encode(plain).decode())
 
     def score(self, t: int, loss: float, metrics: dict[str, float] | None = None) -> None:
-        """Print the held-out loss, and the other metrics, of the global model of step ``t``."""
         if self._as_json:
             plain = {"event": "held out", "t": t, "held_out_loss": loss}
             plain |= {"metrics": metrics} if metrics else {}
@@ -236,16 +208,11 @@ class PrintedNotices:
 
 
 def numbers_of(fields: Mapping[str, Any]) -> dict[str, float]:
-    """The fields that are numbers."""
     return {name: value for name, value in fields.items() if isinstance(value, int | float)}
 
 
 def extra_package(package: str, extra: str, option: str) -> Any:
-    """Import a package that only one option needs.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Raises ConfigError if the package is not installed."""
     try:
         return importlib.import_module(package)
     except ImportError:

@@ -14,7 +14,6 @@ from ddloco.stage.actors.status import ActorStatus
 from ddloco.stage.process.console import SafeConsole
 
 PLAIN_WIDTH = 120
-"""Columns of a table written to a file or a pipe."""
 
 Draw = Callable[[Mapping[int, dict[str, Any]]], dict[int, str]]
 """Draws a block for each status, in the order of their numbers; returns the problems of those that
@@ -23,7 +22,6 @@ cannot be drawn."""
 
 @contextmanager
 def open_screen(*, again: bool) -> Iterator[Draw]:
-    """Open the display, and close it at the end."""
     console = SafeConsole()
     if again and console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
@@ -35,7 +33,6 @@ def open_screen(*, again: bool) -> Iterator[Draw]:
 
 
 def _picture_of(plain: dict[str, Any]) -> Group:
-    """How a status is drawn: of a syncer, or of any other actor, which shows its state."""
     if "state" not in plain:
         return picture(status_from(plain))
     return actor_picture(status_from(plain, ActorStatus))

@@ -10,7 +10,6 @@ from ddloco.job.protocol.status import MemberStatus, Numbers, Status, SyncInFlig
 
 
 def picture(status: Status) -> Group:
-    """The whole display: the job, a table of members, syncs in progress, and what they wait for."""
     lines: list[str | Text] = [
         header(status),
         counts(status),
@@ -53,7 +52,6 @@ def picture(status: Status) -> Group:
 
 
 def header(status: Status) -> str:
-    """Job, progress and times, on one line."""
     said = [f"{status.name or status.job} at {status.address}"]
     if status.t is not None:
         ends = f"/{status.steps}" if status.tokens is None else ""
@@ -69,7 +67,6 @@ def header(status: Status) -> str:
 
 
 def counts(status: Status) -> str:
-    """Learners live, taking part, and averaged into the newest merge; events and tape size."""
     numbers = (status.live, status.taking_part, status.averaged)
     live, part, averaged = ("-" if number is None else number for number in numbers)
     said = f"learners: {live} live / {part} taking part / {averaged} averaged"
@@ -82,12 +79,12 @@ def counts(status: Status) -> str:
 
 
 INTERVAL_MOST = 2.0
-"""How many times the inner steps that are asked for an interval may have before it is a warning."""
+"""More inner steps than this multiple of those asked for are a warning."""
 
 
 def interval_in_words(numbers: Numbers, asked: int | None) -> str:
-    """How many inner steps an interval really had, beside how many were ``asked``; empty if it is
-    not known."""
+    """How many inner steps an interval had, beside how many were ``asked``; empty if that is
+    unknown."""
     had = numbers.interval_steps
     if had is None or not asked:
         return ""
@@ -98,13 +95,13 @@ def interval_in_words(numbers: Numbers, asked: int | None) -> str:
 
 
 def goodput_in_words(numbers: Numbers) -> str:
-    """The goodput in percent, and since when it is counted if not since the job's start."""
+    """In percent, and since when it is counted if not since the job's start."""
     goodput = f"{numbers.goodput:.1%}" if numbers.goodput is not None else "-"
     return goodput + " since the syncer's restart" * numbers.restarted
 
 
 def time_in_words(numbers: Numbers) -> str:
-    """How the learners' time was spent, in percent."""
+    """In percent."""
     seconds_of = {
         "computing": numbers.computing_s,
         "compiling": numbers.compiling_s,
@@ -120,16 +117,16 @@ def time_in_words(numbers: Numbers) -> str:
 
 
 COLUMNS_MAX = 4
-"""Metrics of the task that a table has columns for; ``--json`` shows all."""
+"""``--json`` shows all."""
 
 
 ROWS_MAX = 64
-"""Learners in a table. A table of a thousand takes a second to draw, and is too long to read."""
+"""A table of a thousand learners takes a second to draw, and is too long to read."""
 
 
 def first_to_look_at(members: Sequence[MemberStatus]) -> Sequence[MemberStatus]:
-    """The learners of a table, in their order: of many, those that are silent, were refused, lack
-    the most versions, or were not heard for longest."""
+    """In their order; of many, those that are silent, were refused, lack the most versions, or were
+    not heard for longest."""
     if len(members) <= ROWS_MAX:
         return members
     most = sorted(
@@ -141,7 +138,6 @@ def first_to_look_at(members: Sequence[MemberStatus]) -> Sequence[MemberStatus]:
 
 
 def members(shown: Sequence[MemberStatus]) -> Table:
-    """A table with a row for each learner."""
     names = list(dict.fromkeys(name for each in shown for name in each.metrics))
     numbers = ("loss", *names[:COLUMNS_MAX], "tokens/s")
     columns = ("learner", "step", "step time", *numbers, "last contact", "state")
@@ -160,7 +156,7 @@ def members(shown: Sequence[MemberStatus]) -> Table:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, those that follow each other as a range: 0-3, 7."""
+    """Numbers that follow each other are a range: 0-3, 7."""
     found: list[tuple[int, int]] = []
     for n in numbers:
         follows = bool(found) and found[-1][1] == n - 1
@@ -169,7 +165,6 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def sync_in_words(sync: SyncInFlight) -> str:
-    """What a sync in progress waits for."""
     what = f"global step {sync.t}, fragment {sync.fragment}"
     since = f"since {seconds(sync.since_s)}"
     if sync.sums_of:
@@ -182,21 +177,19 @@ def sync_in_words(sync: SyncInFlight) -> str:
 
 
 def waits_in_words(waiting: WaitingSync) -> list[str]:
-    """The next sync on one line, and a line for each learner that does not count for it."""
     named = [f"  {who} does not count: {why}" for who, why in waiting.absent.items()]
     more = [f"  and {len(named) - NAMES_MAX} more"] if len(named) > NAMES_MAX else []
     return [waiting_in_words(waiting), *named[:NAMES_MAX], *more]
 
 
 def waiting_in_words(waiting: WaitingSync) -> str:
-    """What the next sync waits for before it is launched, since when and until when."""
     what = f"global step {waiting.t}, fragment {waiting.fragment}: waits for {waiting.reason}"
     missing = f" ({_names(waiting.missing)} missing)" if waiting.missing else ""
     return f"{what}{missing}, since {seconds(waiting.since_s)}, {_until(waiting.until_s)}"
 
 
 NAMES_MAX = 8
-"""Names on one line; in a large job a full list is of no use."""
+"""In a large job a full list is of no use."""
 
 
 def _names(names: list[str] | tuple[str, ...]) -> str:
@@ -209,7 +202,7 @@ def _until(until_s: float | None) -> str:
 
 
 def seconds(duration_s: float) -> str:
-    """A duration in readable form: 12 ms, 3.4 s, 5 min 2 s, 2 h 3 min."""
+    """12 ms, 3.4 s, 5 min 2 s, 2 h 3 min."""
     if duration_s < 1:
         return f"{max(duration_s, 0.0) * 1000:.0f} ms"
     if duration_s < 60:

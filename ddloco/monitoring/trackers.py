@@ -12,7 +12,6 @@ from ddloco.stage.files.addresses import PORT_MAX
 from ddloco.stage.files.toml import ConfigError
 
 HELP = "tensorboard:DIR, prometheus:[HOST:]PORT, wandb:PROJECT, mlflow:URI or trackio:PROJECT"
-"""The forms of a tracker's name."""
 
 
 class Rows:
@@ -27,14 +26,13 @@ class Rows:
         self._row: dict[str, float] = {}
 
     def gauge(self, name: str, value: float, t: int, **labels: str) -> None:
-        """Add a point; label values become parts of the tag."""
+        """Label values become parts of the tag."""
         if t != self._t:
             self._flush()
         self._t = t
         self._row["/".join((name, *labels.values()))] = value
 
     def close(self) -> None:
-        """Pass on the last row and end."""
         self._flush()
         self._end()
 
@@ -45,11 +43,7 @@ class Rows:
 
 
 def wandb(project: str, name: str, settings: Mapping[str, Any]) -> Rows:
-    """A run of Weights & Biases; offline unless ``WANDB_MODE`` says otherwise.
-
-    Raises:
-        ConfigError: the package is not installed.
-    """
+    """Offline unless ``WANDB_MODE`` says otherwise."""
     package = extra_package("wandb", "wandb", "--track wandb")
     mode = os.environ.get("WANDB_MODE", "offline")
     run = package.init(project=project, name=name, config=dict(settings), mode=mode)
@@ -59,11 +53,7 @@ def wandb(project: str, name: str, settings: Mapping[str, Any]) -> Rows:
 
 
 def mlflow(uri: str, name: str, settings: Mapping[str, Any]) -> Rows:
-    """A run of MLflow at a tracking URI, in the experiment ``ddloco``.
-
-    Raises:
-        ConfigError: the package is not installed, or nothing can be stored there.
-    """
+    """In the experiment ``ddloco``; raises ConfigError if nothing can be stored there."""
     package = extra_package("mlflow", "mlflow", "--track mlflow")
     try:
         client = package.MlflowClient(tracking_uri=uri)
@@ -83,27 +73,14 @@ def mlflow(uri: str, name: str, settings: Mapping[str, Any]) -> Rows:
 
 
 def trackio(project: str, name: str, settings: Mapping[str, Any]) -> Rows:
-    """A run of trackio, in its local database.
-
-    Raises:
-        ConfigError: the package is not installed.
-    """
+    """In trackio's local database."""
     package = extra_package("trackio", "trackio", "--track trackio")
     package.init(project=project, name=name, config=dict(settings))
     return Rows(lambda t, row: package.log(dict(row), step=t), package.finish)
 
 
 def tracker(said: str, name: str, settings: Mapping[str, Any]) -> Sink:
-    """Open the tracker that ``said`` names, such as ``wandb:my-project``.
-
-    Args:
-        said: the kind and the place; see ``HELP``.
-        name: how the run is called there.
-        settings: what is known of the job, as plain values.
-
-    Raises:
-        ConfigError: there is no such tracker, or it cannot be used.
-    """
+    """``said`` is such as ``wandb:my-project`` (see ``HELP``); raises ConfigError."""
     kind, colon, where = said.partition(":")
     named = {"wandb": wandb, "mlflow": mlflow, "trackio": trackio}
     if not colon or not where or kind not in {*named, "tensorboard", "prometheus"}:
@@ -119,11 +96,7 @@ def tracker(said: str, name: str, settings: Mapping[str, Any]) -> Sink:
 
 
 def open_trackers(said: Sequence[str], name: str, job: Job) -> list[Sink]:
-    """Open every tracker that is named, for one run of a job.
-
-    Raises:
-        ConfigError: one is unknown or cannot be used; those before it are closed again.
-    """
+    """Raises ConfigError if one cannot be used; those before it are closed again."""
     settings = {"job": job.id, "task": job.job.task, "learners": job.job.learners}
     opened: list[Sink] = []
     try:
@@ -135,6 +108,5 @@ def open_trackers(said: Sequence[str], name: str, job: Job) -> list[Sink]:
 
 
 def close_all(sinks: list[Sink]) -> None:
-    """Close trackers."""
     for sink in sinks:
         sink.close()

@@ -31,13 +31,13 @@ Evaluate: TypeAlias = "tuple[Job, Path, Path | None]"
 
 
 def say(line: str) -> None:
-    """Write one line to standard output and flush it, so that readers of a pipe get it at once."""
+    """Flushed, so that readers of a pipe get the line at once."""
     sys.stdout.write(f"{one_line(line)}\n")
     sys.stdout.flush()
 
 
 class Look:
-    """One query of several syncers: the status of each, or why there is none."""
+    """The status of each syncer, or why there is none."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
@@ -45,7 +45,6 @@ class Look:
         self.problems: dict[int, str] = {}
 
     async def take(self) -> None:
-        """Ask all of them at once."""
         async with trio.open_nursery() as nursery:
             for index, observer in enumerate(self._observers):
                 nursery.start_soon(self._ask, index, observer)
@@ -57,27 +56,20 @@ class Look:
             self.problems[index] = str(error)
 
     def check(self) -> None:
-        """Raise if any syncer did not answer.
-
-        Raises:
-            UnansweredError: the problems of all of them, on one line.
-        """
+        """Raises UnansweredError with all problems on one line."""
         if self.problems:
             raise UnansweredError("; ".join(said for _, said in sorted(self.problems.items())))
 
 
 Show = Callable[[Look], None]
-"""Prints or draws the answers to one query."""
 
 
 async def show_status(
     addresses: Sequence[str], *, timeout_s: float, keys: Path | None, as_json: bool, watch: bool
 ) -> None:
-    """Show the status of syncers, once, or every second until a signal arrives.
+    """Once, or every second until a signal arrives.
 
-    Raises:
-        ConfigError: an address is invalid.
-        UnansweredError: a syncer does not answer; the others were shown.
+    Raises UnansweredError if a syncer does not answer; the others were shown.
     """
     async with AsyncExitStack() as stack:
         observers = [
@@ -129,14 +121,7 @@ async def follow_job(
     lines: "PrintedNotices | None",
     evaluate: "Evaluate | None",
 ) -> None:
-    """Follow a job until it ends or a signal arrives.
-
-    Raises:
-        ConfigError: the address is invalid, or the job file describes another model.
-        WorkerRequestError: the task cannot be used.
-        WorkerDiedError: the worker process ended.
-        UnansweredError: there is no answer.
-    """
+    """Until the job ends or a signal arrives."""
     async with open_observer(address, timeout_s, keys) as observer:
         # Check first that the syncer answers; preparing the evaluation takes seconds.
         metrics.status(_status_from(await observer.status()))
@@ -146,9 +131,8 @@ async def follow_job(
 async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json: bool) -> None:
     """Stop a job, wait until it has ended, and print its status.
 
-    Raises:
-        ConfigError: the address is invalid, or is that of a shard that does not lead.
-        UnansweredError: there is no answer, or the job failed.
+    Raises ConfigError for a shard that does not lead, UnansweredError if there is no answer or the
+    job failed.
     """
     async with _asking_lead(address, timeout_s, keys) as observer:
 
@@ -168,9 +152,8 @@ async def dismiss(
 ) -> None:
     """Have a learner leave for good, and print what the syncer says.
 
-    Raises:
-        ConfigError: the address is invalid, or is that of a shard that does not lead.
-        UnansweredError: there is no answer, or the job has no such learner.
+    Raises ConfigError for a shard that does not lead, UnansweredError if the job has no such
+    learner.
     """
     async with _asking_lead(address, timeout_s, keys) as observer:
         told = await observer.dismiss(who)
@@ -187,7 +170,7 @@ async def dismiss(
 async def _asking_lead(
     address: str, timeout_s: float, keys: Path | None
 ) -> AsyncIterator[Observer]:
-    """An observer with the owner's key, of the syncer that leads."""
+    """With the owner's key."""
     async with open_observer(address, timeout_s, keys, owner=True) as observer:
         told = _status_from(await observer.status())
         name = actor_of(told.incarnation)
@@ -197,7 +180,6 @@ async def _asking_lead(
 
 
 def _status_from(plain: dict[str, Any]) -> Status:
-    """Convert a syncer's answer to a status."""
     try:
         return status_from(plain)
     except StatusError as error:
@@ -240,7 +222,7 @@ async def _follow(
 async def _scoring(
     evaluate: "Evaluate | None", scored: "Scored"
 ) -> "AsyncIterator[Evaluator | None]":
-    """A running scorer, if wanted; on exit it finishes the newest model."""
+    """On exit the scorer finishes the newest model."""
     if evaluate is None:
         yield None
         return
@@ -255,7 +237,7 @@ async def _scoring(
 
 
 async def until_signal(act: Callable[[], Any]) -> None:
-    """Run ``act`` until it is done or a signal arrives, which is not an error."""
+    """A signal is not an error."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stop_on_signal, lambda _reason: nursery.cancel_scope.cancel())
         await act()
