@@ -64,12 +64,10 @@ RESOURCES = frozenset({
     *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
     *(errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.ENOENT),
 })  # fmt: skip
-"""Errors because the machine lacks or forbids something: reported in the system's words, since
-they are not bugs."""
+"""Reported in the system's words, since they are not bugs."""
 
 
 def program_of(job: Job) -> "JobProgram":
-    """A job as a program."""
     return JobProgram(job)
 
 
@@ -79,9 +77,7 @@ class JobProgram(Runnable):
     """The roles of a job; see ``Runnable``.
 
     Attributes:
-        job: the resolved job.
         snapshot_said: what its processes continue from, as given to ``--from``.
-        trust: whether the user trusts who writes there.
         fresh_learners: whether it may continue from a snapshot without learners.
         rank: of the learner that runs here, if the other ranks are elsewhere.
     """
@@ -97,105 +93,85 @@ class JobProgram(Runnable):
 
     @property
     def id(self) -> str:
-        """See ``Job.id``."""
         return self.job.id
 
     @property
     def name(self) -> str:
-        """The job's name."""
         return self.job.job.name
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Syncers, then relays, then learners."""
         return self.job.names()
 
     @property
     def listeners(self) -> tuple[str, ...]:
-        """Syncers and relays."""
         return self.job.listeners()
 
     @property
     def semantics(self) -> tuple[str, ...]:
-        """Those of learners and syncers."""
         return SEMANTICS
 
     @property
     def events(self) -> Any:
-        """Those of learners and syncers."""
         return Happened
 
     def machine(self, incarnation: str) -> Machine:
-        """See ``machine_for``."""
         return machine_for(self.job, incarnation)
 
     def states(self, incarnation: str) -> ActorStates[Any]:
-        """See ``states_for``."""
         return states_for(self.job, incarnation)
 
     def restored(self, place: str | Path, snapshot: str, only: str | None = None) -> JobStartPoint:
-        """Read the states of its syncers and learners."""
         return read_job_start_point(place, snapshot, self.job, only)
 
     @property
     def source_name(self) -> str:
-        """The task."""
         return f"task {self.job.job.task}"
 
     @property
     def tape(self) -> TapeTable:
-        """``[tape]``."""
         return self.job.tape
 
     @property
     def snapshot(self) -> SnapshotTable:
-        """``[snapshot]``."""
         return self.job.snapshot
 
     @property
     def shares_memory(self) -> bool:
-        """Whether actors of one host may read each other's fragments where they lie. Faults of
-        links are those of sockets, so there every byte goes through one."""
+        """Faults of links are those of sockets, so where there are any, every byte goes through a
+        socket."""
         faults, storms = self.job.chaos.fault, self.job.chaos.storm
         what = {each.what for each in faults} | {kind for each in storms for kind in each.what}
         return self.job.transport.shared_memory and not what & set(LINK_KINDS)
 
     @property
     def chaos(self) -> Faults:
-        """``[chaos]``."""
         return self.job.chaos
 
     @property
     def is_open(self) -> bool:
-        """Whether the job has keys, or ``transport.insecure``."""
         return bool(self.job.transport.keys) or self.job.transport.insecure
 
     @property
     def how_to_close(self) -> str:
-        """With a folder of keys, or by the user's word."""
         return (
             "make keys with `ddloco keys DIR` and name them with --keys DIR or transport.keys, or "
             "set transport.insecure = true if the network is yours alone"
         )
 
     def dials(self, name: str) -> tuple[str, ...]:
-        """See ``Job.dials``."""
         return self.job.dials(name)
 
     def curve(self, name: str) -> Curve | None:
-        """The keys of an actor."""
         return curve_of(self.job, name)
 
     def as_plain(self) -> dict[str, Any]:
-        """The job file as plain data."""
         return self.job.as_plain()
 
     def source(self, folder: Path | None = None) -> str:
-        """The digest of the task's source."""
         return task_digest(self.job.job.task, folder)
 
     def live_faults(self) -> None:
-        """Data-parallel training cannot go on without its syncer."""
         job, chaos = self.job, self.job.chaos
         named = [(f"fault[{i}]", (each.what,), (each.who,)) for i, each in enumerate(chaos.fault)]
         named += [(f"storm[{i}]", each.what, each.who) for i, each in enumerate(chaos.storm)]
@@ -207,14 +183,13 @@ class JobProgram(Runnable):
                 )
 
     def start_point(self, said: str, only: str | None = None, *, trust: bool) -> JobStartPoint:
-        """See ``said_start_point``; the lead refuses a snapshot that has no learners."""
+        """The lead refuses a snapshot that has no learners."""
         found = said_start_point(self.job, said, only, trust=trust)
         if only in {None, self.lead} and not self.fresh_learners:
             refuse_without_learners(found, self.job)
         return found
 
     def command(self, name: str, folder: Path) -> list[str]:
-        """``ddloco syncer`` or ``ddloco learner``."""
         goes_on = ["--from", self.snapshot_said] if self.snapshot_said else []
         goes_on += ["--trust"] if self.trust else []
         said = [str(folder / JOB_FILE), "--dir", str(folder), "--join", "--with-parent"]
@@ -223,13 +198,11 @@ class JobProgram(Runnable):
         return [command, *said, *goes_on, *named]
 
     def address_arguments(self, name: str, addresses: Mapping[str, str]) -> list[str]:
-        """``--bind`` of syncers, and ``--connect``."""
         bound = ["--bind", addresses[name]] if name in self.listeners else []
         dialled = [addresses[other] for other in self.dials(name)]
         return [*bound, "--connect", *dialled] if dialled else bound
 
     def address_option(self, name: str, address: str, *, listens: bool) -> str:
-        """``--bind`` or ``--connect``."""
         del name
         return f"{'--bind' if listens else '--connect'} {address}"
 
@@ -246,30 +219,26 @@ class JobProgram(Runnable):
         return [other for other in wanted if other not in linked]
 
     def stands(self, machine: Machine, silent_s: float) -> str:
-        """What a learner waits for between two steps. Of a syncer that merges nothing its own
-        warnings tell; see ``machines.syncer.standstill``."""
+        """Of a syncer that merges nothing its own warnings tell; see
+        ``machines.syncer.standstill``."""
         del silent_s
         return machine.standing if isinstance(machine, Learner | Replica) else ""
 
     def untold(self, machine: Machine) -> Sequence[str]:
-        """Learners, relays and shards that were lost before the end."""
         return machine.untold if isinstance(machine, Syncer) else ()
 
     def peers_said(self, name: str) -> str:
-        """The other kind."""
         others = {"syncer": "learner", "relay": "syncer or learner", "learner": "syncer"}
         return others[_command_of(self.job, name)]
 
     def asked_to_stop(self) -> tuple[str, ...]:
-        """The leading syncer, which tells the others."""
+        """It tells the others."""
         return (self.lead,)
 
     def ends_all(self, name: str, finish: Finish) -> bool:
-        """The end of the leading syncer does, and bad input."""
         return name == self.lead or finish.status == "bad-input"
 
     def is_over(self, running: Sequence[str], failed: Collection[str]) -> str:
-        """Without a learner, or with fewer than a merge needs."""
         learners = {*self.job.learner_names()}
         if not learners.intersection(running):
             return "no learner is left"
@@ -277,8 +246,7 @@ class JobProgram(Runnable):
         return self.job.too_few(len(learners) - len(gone))
 
     def failure(self, error: BaseException, incarnation: str) -> Finish:
-        """Errors of user code and of the machine, and bugs, each in its words. User code that an
-        earlier incarnation has run may do without what is away now."""
+        """User code that an earlier incarnation has run may do without what is away now."""
         if isinstance(error, WorkerRequestError | TaskError) and number_of(incarnation) > 1:
             return Finish("failed", str(error), again=True)
         if isinstance(error, WorkerRequestError) and error.failed.kind == "task":
@@ -294,7 +262,6 @@ class JobProgram(Runnable):
         return Finish("failed", f"this is a bug; please report it with the tape: {said}")
 
     def advised(self, finish: Finish, traceback: Path | None) -> Finish:
-        """Where the task's traceback is, and what a task does wrong most often."""
         reason = finish.reason
         if finish.status not in ("bad-input", "failed"):
             return finish
@@ -305,7 +272,7 @@ class JobProgram(Runnable):
 
     @asynccontextmanager
     async def open(self, hosted: HostedActor) -> AsyncIterator[OpenedActor | None]:
-        """Open everything that the actor needs, the worker process first."""
+        """The worker process is opened first."""
         folder, name = hosted.folder, hosted.name
         arrived_max = 1e9 * self.job.transport.memory_gb or None
         with closing(SharedMemory(arrived_max=arrived_max)) as arena:
@@ -344,7 +311,7 @@ class JobProgram(Runnable):
                     await process.dismiss(final=ended.status != "left" and not ended.again)
 
     def _open_keep(self, hosted: HostedActor) -> FragmentFolder:
-        """Where a syncer keeps its merges; learners keep nothing."""
+        """Learners keep nothing."""
         folder, name = hosted.folder, hosted.name
         run = run_of(folder, make=True) if name in self.job.syncer_names() else ""
         return FragmentFolder(folder / KEPT / name, self.job.id, run, hosted.confirm)
@@ -409,7 +376,6 @@ class JobProgram(Runnable):
         return start.actor, *start_point.first(start, job.names(), job.id, keep.run)
 
     def _facts(self, hosted: HostedActor) -> dict[str, Any]:
-        """What only the host knows of a running actor."""
         size = bytes_of(hosted.folder / TAPES, hosted.incarnation)
         job: dict[str, Any] = {"name": self.job.job.name, "steps": self.job.job.steps}
         if self.job.job.tokens is not None:
@@ -421,14 +387,14 @@ class JobProgram(Runnable):
 
 
 def _command_of(job: Job, name: str) -> str:
-    """The command that runs an actor, which is also the word for what it is."""
+    """It is also the word for what the actor is."""
     if name in job.syncer_names():
         return "syncer"
     return "relay" if name in job.relay else "learner"
 
 
 async def _attending(hosted: HostedActor, make_ready: Callable[[], Awaitable[rpc.Prepared]]) -> Any:
-    """Prepare the actor, and serve the lanes below its driver meanwhile."""
+    """The lanes below its driver are served meanwhile."""
     if not isinstance(hosted.endpoint, SideChannel):
         return await make_ready()
     async with trio.open_nursery() as nursery:
@@ -450,7 +416,6 @@ def _own_state(
 def _show_trace(
     show: Callable[[rpc.Failed], None], hosted: HostedActor, failed: rpc.Failed
 ) -> None:
-    """Report an exception of user code on the screen, in the log and in a file."""
     show(failed)
     hosted.log.observe("task raised", 0.0, 0, {"traceback": failed.trace})
     path = hosted.folder / TRACEBACKS / f"{hosted.incarnation}.txt"
@@ -461,8 +426,8 @@ def _show_trace(
 
 
 def _heard(hosted: HostedActor, event: str, fields: dict[str, Any]) -> None:
-    """Log what a worker tells; the actor itself hears which call takes long, and tells others. For
-    whom a worker waits is said while it does."""
+    """The actor itself hears which call takes long, and tells others. For whom a worker waits is
+    said while it does."""
     if event == MEETING:
         hosted.awaits = fields["for"]
     elif event != WORKER_BUSY or not hosted.tell(WorkerBusy(**fields)):
@@ -470,7 +435,7 @@ def _heard(hosted: HostedActor, event: str, fields: dict[str, Any]) -> None:
 
 
 def slowed(executor: WorkExecutor, factor: float) -> Executor:
-    """The same work, its steps ``factor`` times slower; what comes out is the same."""
+    """What comes out is the same."""
     return executor if factor == 1.0 else _Slowed(executor, factor)
 
 
@@ -480,7 +445,7 @@ class _Slowed:
     factor: float
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
-        """Do one piece of work; it begins before this returns, as with ``WorkExecutor``."""
+        """The work begins before this returns, as with ``WorkExecutor``."""
         coming = self.executor.do(work)
         return self._delayed(coming) if isinstance(work, RunStep) else coming
 

@@ -24,12 +24,7 @@ jobs have some dozens of lines, a job of a day some thousands."""
 
 
 class LossLog:
-    """Logs what learners report to a syncer, and draws ``RUN/loss.svg``.
-
-    Args:
-        job: the job.
-        folder: the syncer's run folder.
-    """
+    """Logs what learners report to a syncer, and draws ``RUN/loss.svg``."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._folder = folder
@@ -39,7 +34,6 @@ class LossLog:
         """The step of each learner whose loss was logged last."""
 
     async def run(self, hosted: HostedActor) -> None:
-        """Log the losses that a syncer hears until cancelled."""
         began, (least, most) = trio.current_time(), NOTE_S
         while True:
             so_far = trio.current_time() - began
@@ -48,7 +42,6 @@ class LossLog:
             await trio.to_thread.run_sync(self._read)
 
     def note(self, hosted: HostedActor) -> None:
-        """Log the losses of the learners that have done a step since the last time."""
         driver = hosted.driver
         if driver is None:
             return
@@ -58,7 +51,7 @@ class LossLog:
             self._noted |= {name: step for name, (step, _) in new.items()}
 
     def draw(self) -> None:
-        """Write the figure, of all that the log tells; a full disk costs the figure only."""
+        """A full disk costs the figure only."""
         self._read()
         if any(view.curve.points() for view in self._board.learners.values()):
             with suppress(OSError):
@@ -70,6 +63,6 @@ class LossLog:
 
 
 def newest_losses(status: Status, noted: dict[str, int]) -> dict[str, tuple[int, float | None]]:
-    """Step and loss of each learner in a syncer's status whose step is not the noted one."""
+    """Of learners whose step is not the noted one."""
     found = {actor_of(each.learner): (each.step, each.loss) for each in status.members}
     return {who: said for who, said in found.items() if said[0] and noted.get(who) != said[0]}

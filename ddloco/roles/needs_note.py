@@ -13,16 +13,13 @@ from ddloco.stage.nodes.node import HostedActor
 from ddloco.stage.process.memory import available
 
 LOOK_S = 1.0
-"""Interval, in seconds, at which the lead is asked for the pace."""
+"""In seconds."""
 
 
 async def note_needs(job: Job, hosted: HostedActor, warn: Callable[[str], None]) -> None:
     """Log what the job needs if all of its learners take part, once one has done a second step.
 
-    Args:
-        job: the job.
-        hosted: its leading syncer.
-        warn: called with a line for people if this host or the number of syncers is too small.
+    ``warn`` gets a line if this host or the number of syncers is too small.
     """
     while True:
         await trio.sleep(LOOK_S)

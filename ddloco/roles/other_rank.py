@@ -22,14 +22,7 @@ LEAVE_S_MAX = 30.0
 
 
 async def follow_rank(job: Job, name: str, rank: Rank, say: Callable[[str], None]) -> Finish:
-    """Follow rank 0 through the incarnations of a learner, until it is done for good.
-
-    Args:
-        job: the job.
-        name: the learner's name.
-        rank: which of its processes this is.
-        say: called with a line for people.
-    """
+    """Follow rank 0 through the incarnations of a learner, until it is done for good."""
     follower = _Follower(job, name, rank, say)
     found: list[Finish] = []
 

@@ -15,12 +15,9 @@ from ddloco.workers.fragment_store import FragmentFolder, FragmentStoreError
 
 
 def past_end(job: Job, folder: Path, name: str) -> str:
-    """Return why a job is done although it has not run with these settings; empty if it is not.
+    """Why a job is done although it has not run with these settings; empty if it is not.
 
-    Args:
-        job: the resolved job.
-        folder: the run folder, of a job that differs in nothing but its number of steps.
-        name: the syncer that leads.
+    The run folder is of a job that differs in nothing but its number of steps.
     """
     try:
         former = load_job(folder / JOB_FILE)

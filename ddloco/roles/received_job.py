@@ -43,15 +43,8 @@ LEADS = (SYNCER, f"{SYNCER}-0")
 
 @dataclass(frozen=True)
 class Asker:
-    """A learner without a job file.
-
-    Args:
-        name: its name.
-        folder: its run folder.
-        address: where the lead listens, or the place of its lease.
-        keys: this host's keys; None without.
-        terms: how its process runs.
-    """
+    """A learner without a job file; ``address`` is where the lead listens, or the place of its
+    lease."""
 
     name: str
     folder: Path
@@ -60,11 +53,7 @@ class Asker:
     terms: Terms
 
     def job(self) -> Job | Finish:
-        """The job, and its task's source in the run folder; or how this process ends without.
-
-        Raises:
-            ConfigError: it cannot be had, or must not be used.
-        """
+        """The job, with its task's source in the run folder; or how this process ends without."""
         kept = self._kept()
         if kept is not None:
             return kept
@@ -86,7 +75,6 @@ class Asker:
         return job
 
     def _kept(self) -> Job | None:
-        """The job that this user has run in this folder before."""
         path = self.folder / JOB_FILE
         if not path.exists():
             return None
@@ -126,7 +114,6 @@ class Asker:
             return await answered(ask, endpoint, self.terms, f"--connect {address}", wait)
 
     async def _found(self) -> str | Finish:
-        """The lead's address in the place of its lease, as soon as it is there."""
         place = open_place(self.address.removeprefix(LEASE_PLACE))
         with trio.move_on_after(self.terms.patience_s):
             while True:

@@ -51,7 +51,6 @@ OWN = "own/state"
 """The handle of a returning learner's state from a snapshot."""
 
 SETTINGS_MAX, UNSET = 8, "not set"
-"""Settings that are named one by one."""
 
 PLACES = ("job.name", "snapshot.", "tape.", "transport.", "chaos.", "launch.")
 """Settings that say where things are, or what is done to the processes, and not how to train."""
@@ -61,12 +60,8 @@ OWN_STATE = "own state"
 
 
 def place_said(said: str) -> tuple[str, str]:
-    """As ``existing_place``; for a run whose job has ``snapshot.place``, the newest snapshot there.
-
-    Raises:
-        ConfigError: the run's job file cannot be read.
-        SnapshotError: the place is missing, cannot be opened, or has no snapshot of this run.
-    """
+    """As ``existing_place``; for a run whose job has ``snapshot.place``, the newest snapshot
+    there."""
     folder = Path(said)
     job = (
         load_job(folder / JOB_FILE) if "://" not in said and (folder / JOB_FILE).is_file() else None
@@ -93,13 +88,7 @@ class JobStart(Start):
     then: Job
 
     async def take_up(self, executor: WorkExecutor, arrays: ArrayTable) -> None:
-        """Put all arrays under the handles that the actor's machine knows.
-
-        Raises:
-            WorkerRequestError: the task's parameters differ, or the worker cannot restore its
-                state.
-            WorkerDiedError: the worker process ended.
-        """
+        """Put all arrays under the handles that the actor's machine knows."""
         machine: Any = self.actor.machine
         self._check_plan(executor)
         outer: Outer = machine.job.outer
@@ -131,7 +120,7 @@ class JobStart(Start):
             machine.rounds.membership.data.adopt(job.learner_names(), job.elastic.gone_s)
 
     def keep(self, arrays: ArrayTable, keep: FragmentStore) -> None:
-        """Store the merges of the snapshot, from which a restarted syncer would continue."""
+        """A restarted syncer would continue from these merges."""
         machine: Any = self.actor.machine
         rounds = machine.rounds if isinstance(machine, Syncer) else None
         for fragment, version, spent, batches, tokens in rounds.kept() if rounds else ():
@@ -140,11 +129,7 @@ class JobStart(Start):
             keep.put(StoredFragment(kept, theta, state))
 
     def bring(self, executor: WorkExecutor, arrays: ArrayTable, snapshot: str) -> OwnState:
-        """Store a learner's state for its next incarnation, in a job that went on without it.
-
-        Raises:
-            WorkerRequestError: it had not begun to train, or the task's parameters differ.
-        """
+        """Store a learner's state for its next incarnation, in a job that went on without it."""
         machine = self.actor.machine
         if self.worker is None or not isinstance(machine, Learner):
             said = f"{self.part.who} had not begun to train in {snapshot}"
@@ -160,7 +145,6 @@ class JobStart(Start):
 
 
 def _own_of(machine: Any, last: Last) -> rpc.RestoredState:
-    """What a worker has besides its state."""
     if not isinstance(machine, Learner):
         return rpc.RestoredState(0, last)
     shards = machine.data.after(runs=machine.running is not None)
@@ -168,8 +152,7 @@ def _own_of(machine: Any, last: Last) -> rpc.RestoredState:
 
 
 def plan_difference(now: FragmentPlan, then: FragmentPlan) -> str:
-    """The first difference between a job's plan and that of its snapshot: what sets it, and both
-    values."""
+    """What sets the first difference, and both values."""
     ours, theirs = (
         {leaf.name: f"{leaf.dtype}{list(leaf.shape)}" for leaf in chain.from_iterable(each)}
         for each in (now.fragments, then.fragments)
@@ -186,16 +169,15 @@ def plan_difference(now: FragmentPlan, then: FragmentPlan) -> str:
 
 
 def steps_under_way(actor: Actor) -> list[RunStep]:
-    """Return the step that is running. The worker's state in a snapshot is that after this step."""
+    """The worker's state in a snapshot is that after this step."""
     return [work for work in actor.under_way.values() if isinstance(work, RunStep)]
 
 
 JobStartPoint = StartPoint[JobStart]
-"""A snapshot that a job, or its replay, starts from."""
 
 
 def plan_of(machine: Any) -> FragmentPlan | None:
-    """The plan of a machine of a job; None before its start."""
+    """None before the machine's start."""
     if isinstance(machine, Syncer):
         return machine.place.plan if machine.place is not None else None
     return machine.plan if isinstance(machine, Learner | Coordinator) else None
@@ -206,12 +188,7 @@ NAME_CHARS_MAX = 80
 
 
 def load_job_start(job: Job, store: Store, part: Part) -> JobStart:
-    """Read everything that a participant needs; its settings are now those of ``job``.
-
-    Raises:
-        SnapshotError: something is missing, damaged, or of another version of this program.
-        StorageError: the place cannot be read.
-    """
+    """Read everything that a participant needs; its settings are now those of ``job``."""
     start = resume.load_start(store, part, states_for(job, part.who))
     now = _fixed(job)
     for key, value in _fixed(start.actor.machine.job).items():
@@ -230,7 +207,7 @@ def load_job_start(job: Job, store: Store, part: Part) -> JobStart:
 
 
 def _fixed(job: Job) -> dict[str, str]:
-    """The settings that stay as they were when a job continues from a snapshot, by name."""
+    """These settings stay as they were when a job continues from a snapshot."""
     return {
         "inner.optimizer": f'"{job.inner.optimizer}"',
         "outer.optimizer": f'"{job.outer.optimizer}"',
@@ -248,12 +225,8 @@ def _last(store: Store, digest: str) -> Last:
 def stored_from(
     tensors: Tensors, plan: FragmentPlan, handle: str, arrays: ArrayTable, outer: Outer
 ) -> Stored:
-    """An array in the form in which it was held, from its tensors in the snapshot. The handle says
-    which form that is; names of tensors may be any text.
-
-    Raises:
-        WorkerRequestError: the handle is of no fragment of this job, or its tensors are others.
-    """
+    """In the form in which the array was held, which the handle tells; names of tensors may be any
+    text."""
     if is_copied(handle):
         _require([STATE], tensors, handle)
         return HostCopy(arrays.lend(tensors[STATE]), _start_of(handle, plan))
@@ -276,15 +249,15 @@ def _leaves_of(handle: str, plan: FragmentPlan) -> Sequence[Leaf]:
 
 
 def _joined(leaves: Sequence[Leaf], tensors: Tensors, handle: str, prefix: str = "") -> F32:
-    """A flat array from the tensors of its leaves, whose names begin with ``prefix``."""
+    """Names of tensors begin with ``prefix``."""
     names = [f"{prefix}{leaf.name}" for leaf in leaves]
     _require(names, tensors, handle)
     return np.concatenate([tensors[name].reshape(-1) for name in names])
 
 
 def _start_of(handle: str, plan: FragmentPlan) -> int:
-    """Where a host copy begins in the layout of all parameters, in bytes: ``host/STEP/P`` is that
-    of a fragment, other handles are those of all parameters."""
+    """In bytes, in the layout of all parameters: ``host/STEP/P`` is a copy of a fragment, other
+    handles are copies of all parameters."""
     kind, *rest = handle.split("/")
     if kind != "host" or len(rest) < 2:
         return 0
@@ -296,7 +269,6 @@ DIGITS_MAX = 9
 
 
 def _fragment_in(handle: str, at: int, plan: FragmentPlan) -> int:
-    """The fragment whose number is part ``at`` of a handle."""
     part = [*handle.split("/"), "", ""][at]
     number = int(part) if part.isdecimal() and len(part) <= DIGITS_MAX else len(plan.fragments)
     if number >= len(plan.fragments):
@@ -318,12 +290,7 @@ def _odd(handle: str, problem: str) -> WorkerRequestError:
 def read_job_start_point(
     place: str | Path, snapshot: str, job: Job, only: str | None = None
 ) -> JobStartPoint:
-    """Read the states of a job's actors in a snapshot; their settings are now those of ``job``.
-
-    Raises:
-        SnapshotError: it is not there, not intact, or of another version of this program.
-        StorageError: the place cannot be read.
-    """
+    """The settings of the job's actors are now those of ``job``."""
     return resume.read_start_point(place, snapshot, partial(load_job_start, job), only)
 
 
@@ -332,9 +299,7 @@ def checked_start_point(
 ) -> JobStartPoint:
     """As ``read_job_start_point``, for a job that will continue from the snapshot.
 
-    Raises:
-        SnapshotError: its shards differ from the job's, or it is past the job's last step.
-        StorageError: the place cannot be read.
+    Raises SnapshotError if its shards differ from the job's, or it is past the job's last step.
     """
     found = read_job_start_point(place, snapshot, job, only)
     where = f"{found.place}: {found.snapshot}"
@@ -358,7 +323,7 @@ def checked_start_point(
 
 
 def _global_step(machine: Any) -> int:
-    """The last global step of a syncer's machine; 0 of other ones."""
+    """0 of machines other than a syncer's."""
     if isinstance(machine, Coordinator):
         return machine.version
     rounds = getattr(machine, "rounds", None)
@@ -366,12 +331,8 @@ def _global_step(machine: Any) -> int:
 
 
 def said_start_point(job: Job, said: str, only: str | None = None, *, trust: bool) -> JobStartPoint:
-    """As ``checked_start_point``, for what a user gives to ``--from``.
-
-    Raises:
-        SnapshotError: it cannot be used.
-        ConfigError: another user may have written it.
-    """
+    """As ``checked_start_point``, for what a user gives to ``--from``; raises ConfigError if
+    another user may have written it."""
     place, snapshot = place_said(said)
     check_said(said, place, job.snapshot.place, trust=trust)
     found = checked_start_point(place, snapshot, job, only)
@@ -382,12 +343,10 @@ def said_start_point(job: Job, said: str, only: str | None = None, *, trust: boo
 def job_start_point(
     job: Job, said: str, folder: Path, *, trust: bool = False, fresh_learners: bool = False
 ) -> JobStartPoint | None:
-    """Read what a whole job continues from, as given to ``--from``; None for a new job.
+    """What a whole job continues from, as given to ``--from``; None for a new job.
 
-    Raises:
-        SnapshotError: it cannot be used, is in the folder that the job would write to, or has no
-            learner although there were some, and ``fresh_learners`` is not set.
-        ConfigError: another user may have written it.
+    Raises SnapshotError if it cannot be used, is in the folder that the job would write to, or has
+    no learner although there were some, and ``fresh_learners`` is not set.
     """
     if not said:
         return None
@@ -399,11 +358,8 @@ def job_start_point(
 
 
 def refuse_without_learners(found: JobStartPoint, job: Job) -> None:
-    """Refuse a snapshot that was taken when all learners had left: they would begin anew.
-
-    Raises:
-        SnapshotError: it is such a snapshot; names a newer or older one that has learners.
-    """
+    """Without learners in the snapshot they would begin anew; the error names one that has
+    learners."""
     if job.job.method in DATA_PARALLEL:
         return  # What they train is the syncer's.
     lacking = [name for name in job.learner_names() if found.known(name)]
@@ -422,8 +378,7 @@ def refuse_without_learners(found: JobStartPoint, job: Job) -> None:
 
 
 def other_settings(found: JobStartPoint, job: Job) -> str:
-    """A line on the settings that were others at a snapshot, and what holds now; empty if none
-    were."""
+    """Empty if no settings were others at the snapshot."""
     [start, *_] = [*found.starts.values(), None]
     if start is None:
         return ""
@@ -444,7 +399,7 @@ def other_settings(found: JobStartPoint, job: Job) -> str:
 
 
 def begins_anew(found: JobStartPoint, job: Job) -> str:
-    """A line on the learners that are not in a snapshot and how they begin; empty if all are."""
+    """How learners begin that are not in the snapshot; empty if all are."""
     here = {actor_of(part.who) for part in found.parts}
     learners = job.learner_names()
     new = [name for name in learners if name not in here]
