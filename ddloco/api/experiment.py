@@ -43,7 +43,6 @@ ENVIRONMENT = ("work", "network", "lending", "chips")
 """The tables of a scenario that say what machines and lines are like in virtual time."""
 
 ACTED = ("job", "sync", "outer", "elastic", "chaos", "learner", "compress")
-"""The tables of a job that its machines read."""
 
 OUTPUT_MAX = 2000
 """Characters of a failed command's last lines that are shown."""
@@ -115,20 +114,12 @@ class ExperimentCase(Section, frozen=True):
 
 
 class _Tables(Section, frozen=True):
-    """The tables of an experiment file that are not those of a job or a scenario."""
-
     experiment: ExperimentTable
     case: Annotated[tuple[ExperimentCase, ...], Meta(min_length=1)]
 
 
 class Experiment(Struct, frozen=True):
-    """A loaded experiment file.
-
-    Attributes:
-        table: its ``[experiment]``.
-        cases: its cases.
-        plain: for each case the job and its environment as plain data, overrides included.
-    """
+    """For each case ``plain`` has the job and its environment as plain data, overrides included."""
 
     table: ExperimentTable
     cases: tuple[ExperimentCase, ...]
@@ -136,11 +127,9 @@ class Experiment(Struct, frozen=True):
 
     @property
     def baseline(self) -> str:
-        """The case that the others are compared with."""
         return self.table.baseline or self.cases[0].name
 
     def folder(self, among: Path) -> Path:
-        """The folder of its cells, among those of other experiments."""
         return among / self.table.name.replace(" ", "-")
 
 
@@ -148,11 +137,8 @@ class CellResult(Struct, frozen=True):
     """The results of one cell.
 
     Attributes:
-        case: the name of its case.
-        seed: its seed.
         loss: the held-out loss of the final model, in nats.
         steps: inner steps of all learners.
-        merges: merges done.
         goodput: the share of the learners' time that was spent in steps that finished.
         up: payload bytes that learners sent.
         down: payload bytes that were sent to them.
@@ -185,8 +171,8 @@ class Cell(Struct, frozen=True):
     tuned: int | float | None = None
 
     def known(self, experiment: Experiment) -> tuple[CellResult | None, list[str]]:
-        """Return its result, if it was run before as it would be now; and what has changed since it
-        was run, in words."""
+        """Its result, if it was run before as it would be now; and what has changed since it was
+        run, in words."""
         try:
             data = (self.folder / RESULT_FILE).read_bytes()
             found = msgspec.json.decode(data, type=CellResult)
@@ -201,11 +187,7 @@ class Cell(Struct, frozen=True):
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment file; ``overrides`` apply to all cases, before their own.
-
-    Raises:
-        ConfigError: the file cannot be read, or a field of it or of a case is invalid.
-    """
+    """Read an experiment file; ``overrides`` apply to all cases, before their own."""
     plain = read_toml(path)
     own = {key: plain.pop(key) for key in ("experiment", "case") if key in plain}
     tables = convert(own, _Tables, str(path))
@@ -236,7 +218,6 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def _check_trials(experiment: Experiment, path: str) -> None:
-    """Refuse a table of trials that the cases do not allow."""
     tune = experiment.table.tune
     if tune is None:
         return
@@ -254,7 +235,7 @@ def _job_of(plain: dict[str, Any], source: str) -> Job:
 
 
 def trials(experiment: Experiment, folder: Path) -> list[Cell]:
-    """Return the cells that choose the values of the key that is tuned; none without such a key."""
+    """The cells that choose the values of the key that is tuned; none without such a key."""
     tune = experiment.table.tune
     if tune is None:
         return []
@@ -268,7 +249,7 @@ def trials(experiment: Experiment, folder: Path) -> list[Cell]:
 
 
 def cells(experiment: Experiment, folder: Path, tried: Sequence[CellResult] = ()) -> list[Cell]:
-    """Return all cells but the trials, those of the first seed first."""
+    """All cells but the trials, those of the first seed first."""
     best = {case.name: best_trial(tried, case.name) for case in experiment.cases}
     return [
         Cell(case.name, seed, folder / f"{number:02}-{seed}", best[case.name])
@@ -278,8 +259,8 @@ def cells(experiment: Experiment, folder: Path, tried: Sequence[CellResult] = ()
 
 
 def best_trial(tried: Sequence[CellResult], case: str) -> int | float | None:
-    """Return the value with which a case had the lowest mean held-out loss in its trials, the first
-    of several; None if it has none. A trial without a finite loss rules its value out."""
+    """The value with which a case had the lowest mean held-out loss in its trials, the first of
+    several; None if it has none. A trial without a finite loss rules its value out."""
     found: dict[int | float, list[float]] = {}
     for each in tried:
         if each.case == case and each.tuned is not None:
@@ -290,11 +271,7 @@ def best_trial(tried: Sequence[CellResult], case: str) -> int | float | None:
 
 
 def run_cell(experiment: Experiment, cell: Cell) -> CellResult:
-    """Run a cell, and keep its result.
-
-    Raises:
-        CellError: a command has failed.
-    """
+    """Raises CellError if a command has failed."""
     begun = time.monotonic()
     folder, plain = cell.folder, _plain_of(experiment, cell)
     folder.mkdir(parents=True, exist_ok=True)
@@ -323,20 +300,17 @@ def run_cell(experiment: Experiment, cell: Cell) -> CellResult:
 
 
 def settings_digest(experiment: Experiment, cell: Cell) -> str:
-    """Return the digest of a cell's settings."""
     limits = _limits(experiment)
     return job_digest({"time": experiment.table.time, **limits, **_plain_of(experiment, cell)})
 
 
 def _limits(experiment: Experiment) -> dict[str, Any]:
-    """When a cell in virtual time ends before its job does."""
     table = experiment.table
     limits = {"hours": table.hours, "inner_steps": table.inner_steps}
     return {key: value for key, value in limits.items() if value is not None}
 
 
 def _plain_of(experiment: Experiment, cell: Cell) -> dict[str, Any]:
-    """The job of a cell and its environment."""
     plain, tune = experiment.plain[cell.case], experiment.table.tune
     if tune is not None and cell.tuned is not None:
         plain = deepcopy(plain)
@@ -350,7 +324,7 @@ def _plain_of(experiment: Experiment, cell: Cell) -> dict[str, Any]:
 
 
 def _ddloco(cell: Cell, *arguments: str) -> str:
-    """Run a command of ddloco; returns what it has printed."""
+    """Returns what the command has printed."""
     command = [sys.executable, "-m", "ddloco", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
@@ -365,7 +339,7 @@ def _log(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def _result_of(cell: Cell, run: Path, values: dict[str, float], took_s: float) -> CellResult:
-    """The result of a cell, from the log and the tapes of its run."""
+    """From the log and the tapes of the cell's run."""
     lines = list(_log(run))
     found = next((line for line in lines if line["event"] == "result"), {})
     links = report_data(open_job(run)).runs[0].links

@@ -49,13 +49,13 @@ from ddloco.workers.task import TaskError
 from snapshot import id_of
 
 LOOK_S = 0.1
-"""Between two looks at the log while a snapshot is taken, in seconds."""
+"""In seconds."""
 
 WAKE_S = 0.5
-"""Between two looks for a Ctrl-C while a caller waits for the end, in seconds."""
+"""In seconds, between two looks for a Ctrl-C while a caller waits for the end."""
 
 SNAPSHOT_S = 60.0
-"""How long a snapshot may take unless the caller says otherwise, in seconds."""
+"""In seconds, unless the caller says otherwise."""
 
 ENDED = "the job has ended"
 
@@ -140,7 +140,6 @@ class FinishedRun(Run):
         self._task = task
 
     def __repr__(self) -> str:
-        """Return what it is, on one line."""
         loss = self.result.held_out_loss
         scored = f", held-out loss {loss:.4f}" if loss is not None else ""
         return f"<run {self.path}: {self.result.status} at step {self.result.steps}{scored}>"
@@ -223,7 +222,6 @@ class Job:
         return job
 
     def __repr__(self) -> str:
-        """Return what it is, on one line."""
         job = self.config.job
         return f"<job {job.name}: {job.task}, {job.learners} learners, {job.steps} steps>"
 
@@ -330,11 +328,9 @@ class Handle:
         self._begun.wait()
 
     def __repr__(self) -> str:
-        """Return what it is, on one line."""
         return f"<job in {self.path}: {'ended' if self.done else 'running'}>"
 
     def __enter__(self) -> Self:
-        """Return the handle: ``with job.start(...) as handle:``."""
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -403,11 +399,8 @@ class Handle:
             raise
 
     def _wait_for_end(self, timeout: float = math.inf) -> None:
-        """Wait until the job has ended, at most ``timeout`` seconds.
-
-        It wakes up every ``WAKE_S`` seconds. The system may deliver the signal of a Ctrl-C to any
-        thread, but Python raises KeyboardInterrupt in the main thread, and only when that runs.
-        """
+        """Wakes up every ``WAKE_S`` seconds: the system may deliver the signal of a Ctrl-C to any
+        thread, but Python raises KeyboardInterrupt in the main thread, and only when that runs."""
         while not self.done and timeout > 0.0:
             futures.wait([self._future], min(timeout, WAKE_S))
             timeout -= WAKE_S
@@ -434,7 +427,6 @@ class Handle:
         return f"{place_of(self._cluster.program.job, self.path)}/{id_of(taken)}"
 
     async def _snapshot(self, timeout_s: float) -> str:
-        """The name of a new snapshot, once it is complete."""
         cluster, tail, said = self._cluster, LogTail(self.path), dict[str, Any]()
         with trio.move_on_after(timeout_s):
             # Before the first step there are no parameters that a snapshot could hold.
@@ -456,7 +448,6 @@ class Handle:
         return said["snapshot"]
 
     async def _logged(self, tail: LogTail, *events: str) -> dict[str, Any]:
-        """The next line of the log with one of these events."""
         while True:
             for line in tail.new_lines(until=events):
                 if line["event"] in events:
@@ -469,7 +460,6 @@ class Handle:
             self._token.run_sync_soon(what)
 
     def _work(self) -> None:
-        """What the thread does."""
         try:
             self._future.set_result(self._finished(trio.run(self._main)))
         except BaseException as error:  # noqa: BLE001, raised in the caller that waits

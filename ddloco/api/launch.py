@@ -33,7 +33,6 @@ from ddloco.workers.task import check_task_name, task_digest
 from ddloco.workers.task_sources import keep_sources
 
 RUNS = Path("runs")
-"""Where run folders are made if no folder is given."""
 
 
 class JobError(RuntimeError):
@@ -49,7 +48,6 @@ class JobError(RuntimeError):
 
 
 JobActors = Cluster[JobProgram] | Processes[JobProgram]
-"""The actors of a job on this machine."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,6 @@ class LaunchTerms:
     """How a job is started.
 
     Attributes:
-        processes: whether every actor is a process of its own.
         snapshot: what the job continues from; empty for a new one.
         fresh_learners: whether it may continue from a snapshot without learners.
         overwrite: whether the run in its folder is replaced.
@@ -78,19 +75,13 @@ class LaunchTerms:
 
 
 def pinned_text(job: Job, folder: Path) -> str:
-    """The text of a job's pinned module, from the run folder of its job file; empty if it has
-    none."""
+    """Empty if the job has no pinned module."""
     path = pinned_file(folder / SOURCE, job.job.task)
     return path.read_text() if path is not None else ""
 
 
 def folder_for(job: Job, folder: Path | None, module: str = "") -> Path:
-    """Check what can be checked before there is a run folder; returns its path.
-
-    Raises:
-        TaskError: there is no such task.
-        ConfigError: the place for snapshots cannot be used.
-    """
+    """Check what can be checked before there is a run folder; returns its path."""
     if not module:
         task_digest(job.job.task)
         check_task_name(job.job.task)
@@ -99,7 +90,6 @@ def folder_for(job: Job, folder: Path | None, module: str = "") -> Path:
 
 
 def check_faults(job: Job, terms: LaunchTerms) -> None:
-    """Refuse faults that would not be applied."""
     if not (job.chaos.fault or job.chaos.storm):
         return
     if not terms.processes:
@@ -111,7 +101,7 @@ def check_faults(job: Job, terms: LaunchTerms) -> None:
 
 
 def prepare_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
-    """Prepare the run folder; returns the job's actors, which ``run_job`` runs."""
+    """Returns the job's actors, which ``run_job`` runs."""
     check_faults(job, terms)
     keys_of(job, "tcp" if terms.processes else job.transport.kind)
     start_point = job_start_point(
@@ -132,11 +122,8 @@ def prepare_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
 def open_tracked(
     job: Job, folder: Path, terms: LaunchTerms, track: Sequence[str]
 ) -> tuple[JobActors, list[Sink]]:
-    """``prepare_job``, and the trackers that are named; no tracker stays open if the job cannot be.
-
-    Raises:
-        ConfigError, SnapshotError, StorageError: as ``prepare_job``, or a tracker cannot be used.
-    """
+    """``prepare_job``, and the trackers that are named; no tracker stays open if the job cannot
+    be."""
     sinks = open_trackers(track, folder.name, job)
     try:
         return prepare_job(job, folder, terms), sinks
@@ -150,8 +137,6 @@ class JobEnd:
     """How a job ended.
 
     Attributes:
-        cluster: its actors.
-        outcome: how each of them ended.
         result: what the syncer observed of the final model; None without one.
         idle: learners that have finished no step.
     """
@@ -163,8 +148,8 @@ class JobEnd:
 
     @property
     def left(self) -> bool:
-        """Whether the leading syncer left in good order before the job's end, as after a SIGTERM to
-        all processes."""
+        """The leading syncer left in good order before the job's end, as after a SIGTERM to all
+        processes."""
         lead, finishes = self.cluster.program.lead, self.outcome.finishes.items()
         said = [each.status for name, each in finishes if actor_of(name) == lead]
         return said == ["left"] and self.result is None
@@ -195,8 +180,8 @@ async def run_job(
     beside: Callable[[], Awaitable[None]] | None = None,
     sinks: list[Sink] | None = None,
 ) -> JobEnd:
-    """Run a job to its end, with its live display on ``console``, and ``beside`` for as long, such
-    as waiting for signals; draws its losses and closes ``sinks`` at the end."""
+    """Run a job to its end, with ``beside`` for as long, such as waiting for signals; draws its
+    losses and closes ``sinks`` at the end."""
     done, job = trio.Event(), cluster.program.job
     board = Board(job)
     say = partial(console.print, soft_wrap=True)

@@ -21,7 +21,7 @@ from ddloco.workers.task_sources import kept_modules
 from snapshot import Manifest, SnapshotError, Store, load_tensors
 
 GLOBAL = re.compile(r"theta/([0-9]+)/([0-9]+)")
-"""The name of a fragment's entry in a syncer's part: its number, and the parameters' version."""
+"""Its number, and the parameters' version, in the name of a fragment's entry in a syncer's part."""
 
 
 class PlaceError(ValueError):
@@ -65,12 +65,7 @@ def load(
 
 
 def tensors_at(path: Path | str) -> dict[str, NDArray[Any]]:
-    """The parameters at a path by name; see ``load``.
-
-    Raises:
-        ConfigError: there are none.
-        SnapshotError: the snapshot is damaged or incomplete.
-    """
+    """The parameters at a path by name; see ``load``."""
     said = str(path)
     file = Path(path) / MODEL_FILE if (Path(path) / JOB_FILE).is_file() else Path(path)
     try:
@@ -106,8 +101,6 @@ def job_near(path: Path | str) -> tuple[Job | None, Path]:
 
 
 class Model(NamedTuple):
-    """What a task is evaluated with."""
-
     params: Any
     state: Any
 
@@ -122,20 +115,12 @@ def model_of(
     """Arrange named tensors as the pytrees that a task's ``init`` and ``init_state`` return.
 
     Leaves of the state that each learner has for itself are as ``init_state`` makes them.
-
-    Raises:
-        ConfigError: the tensors are not those of this task.
-        TaskError: the task cannot be used.
     """
     return arranged(tensors, task_made(task, options), seed, source)
 
 
 def arranged(tensors: Mapping[str, NDArray[Any]], made: Any, seed: int, source: str) -> Model:
-    """``model_of`` a task object.
-
-    Raises:
-        ConfigError: the tensors are not those of this task.
-    """
+    """``model_of`` a task object."""
     jax = importlib.import_module("jax")  # A task needs it anyway; importing ddloco does not.
     described = importlib.import_module("ddloco.workers.parameters").shapes_and_names
     shapes, names = described(made.init, seed)
@@ -158,7 +143,6 @@ def arranged(tensors: Mapping[str, NDArray[Any]], made: Any, seed: int, source: 
 def _check_same(
     tensors: Mapping[str, NDArray[Any]], leaves: Mapping[str, Any], source: str
 ) -> None:
-    """Refuse tensors of another task: other names, or other shapes."""
     missing = [name for name in leaves if name not in tensors]
     more = [name for name in tensors if name not in leaves]
     if missing or more:
@@ -173,11 +157,6 @@ def _check_same(
 def task_made(
     task: Callable[..., Any] | str, options: Mapping[str, Any], folder: Path | None = None
 ) -> Any:
-    """The task object.
-
-    Raises:
-        TaskError: the task cannot be used.
-    """
     if not isinstance(task, str):
         return task(**options)
     here = str(Path.cwd())
@@ -199,11 +178,7 @@ def task_made(
 
 
 def open_store(place: str) -> Store:
-    """Open the store at a place, or the store of a run folder.
-
-    Raises:
-        PlaceError: there is none.
-    """
+    """The store at a place, or that of a run folder; raises PlaceError if there is none."""
     path = Path(place)
     # A store also has a subfolder of that name, for its manifests, but without blobs in it.
     inner = path / SNAPSHOTS
@@ -220,7 +195,7 @@ def open_store(place: str) -> Store:
 
 
 def _store_of_run(folder: Path) -> Store:
-    """The store named in a run's job file, limited to that run's snapshots."""
+    """Limited to the run's own snapshots."""
     file = folder / JOB_FILE
     if not file.exists() or "job" not in read_toml(file):  # The run of a program.
         return Store(folder / SNAPSHOTS)
@@ -231,8 +206,7 @@ def _store_of_run(folder: Path) -> Store:
 def parameters(store: Store, manifest: Manifest) -> tuple[dict[str, NDArray[Any]], dict[int, int]]:
     """The newest version of the global parameters by name, and the version of each fragment.
 
-    Raises:
-        SnapshotError: the snapshot does not have all of them, or a file is damaged.
+    Raises SnapshotError if the snapshot does not have all of them.
     """
     newest: dict[int, tuple[int, str]] = {}
     for part in manifest.parts:
@@ -260,5 +234,5 @@ def parameters(store: Store, manifest: Manifest) -> tuple[dict[str, NDArray[Any]
 
 
 def _is_syncer(who: str) -> bool:
-    """Whether a name is ``syncer.1``, or with shards ``syncer-0.1``."""
+    """``syncer.1``, or with shards ``syncer-0.1``."""
     return re.fullmatch(r"syncer(-[0-9]+)?\.[0-9]+", who) is not None

@@ -26,7 +26,7 @@ from ddloco.stage.process.entry_point import pinned_name
 MAIN = "__main__"
 
 CONSTANT_CHARS_MAX = 20_000
-"""The longest constant that is copied, as text; data does not belong into source."""
+"""As text; data does not belong into source."""
 
 _MISSING = object()
 
@@ -34,8 +34,7 @@ _MISSING = object()
 def named(task: Callable[..., Any] | str) -> tuple[str, str]:
     """The task as ``module:function``, and the text of its module if it is a pinned one.
 
-    Raises:
-        ConfigError: a worker could not import it, or its source is not complete.
+    Raises ConfigError if a worker could not import it, or its source is not complete.
     """
     if isinstance(task, str):
         _check_beside_script(f"task {task}", [task.partition(":")[0]])
@@ -67,7 +66,7 @@ def _check_found(said: str, module: str, here: Sequence[str]) -> None:
 
 
 def _check_beside_script(said: str, modules: Iterable[str]) -> None:
-    """Refuse modules that this process finds only because they lie beside its script."""
+    """This process finds such modules only because they lie beside its script."""
     beside = Path(sys.path[0]).resolve()
     if not beside.is_dir() or beside == Path.cwd().resolve() or sys.flags.safe_path:
         return
@@ -87,19 +86,17 @@ sys.path.insert(0, os.getcwd())
 spec = importlib.util.find_spec(sys.argv[1])
 if spec: print(*(spec.submodule_search_locations or [spec.origin]), sep="\\0", end="")
 """
-"""Prints where a module is, without importing it."""
 
 
 def _found_by_worker(module: str) -> list[str]:
-    """Where a worker finds a top-level module: its file, or its folders. This process may have
-    other places on its list, such as the folder of the script."""
+    """Its file, or its folders; this process may have other places on its list, such as the folder
+    of the script."""
     asked = [sys.executable, "-P", "-c", FIND, module]
     said = subprocess.run(asked, capture_output=True, text=True, check=True)  # noqa: S603, our own interpreter
     return said.stdout.split("\0") if said.stdout else []
 
 
 def module_text(task: Callable[..., Any]) -> str:
-    """The text of a module with a function of ``__main__``, and all that it uses."""
     namespace = getattr(inspect.unwrap(task), "__globals__", None) or vars(sys.modules[MAIN])
     collected = _Collected(task.__qualname__, namespace)
     collected.define(task)
@@ -108,8 +105,6 @@ def module_text(task: Callable[..., Any]) -> str:
 
 
 class _Collected:
-    """What a task needs, in the order of its module."""
-
     def __init__(self, task: str, namespace: Mapping[str, Any]) -> None:
         self._task = task
         self._namespace = namespace
@@ -119,18 +114,17 @@ class _Collected:
         self._seen: set[str] = set()
 
     def imported(self) -> list[str]:
-        """The modules that the text imports."""
         return [line.split()[1] for line in self._imports]
 
     def text(self) -> str:
-        """The module's text; it names no place, so that it is the same everywhere."""
+        """It names no place, so that it is the same everywhere."""
         head = f'"""The task {self._task}, taken from a script or a notebook by ddloco.Job."""'
         imports = ["from __future__ import annotations", "", *self._imports]
         parts = [head, "\n".join(imports), "\n".join(self._constants), *self._definitions]
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def define(self, what: Any) -> None:
-        """Add the source of a function or class, after all that it uses."""
+        """After all that it uses."""
         self._seen.add(what.__qualname__)
         source, node = self._source_of(what)
         bare = _without_annotations(node)
@@ -158,7 +152,7 @@ class _Collected:
         )
 
     def _cells(self) -> Iterator[str]:
-        """The source of a notebook's cells, oldest first; of a script, its file."""
+        """Of a notebook its cells, oldest first; of a script, its file."""
         cells = self._namespace.get("In")
         if isinstance(cells, list):
             yield from (cell for cell in cells if isinstance(cell, str))
@@ -167,7 +161,6 @@ class _Collected:
             yield Path(file).read_text()
 
     def _add(self, name: str, node: ast.stmt, user: str, *, required: bool = True) -> None:
-        """Add what a name stands for."""
         value = self._namespace.get(name, _MISSING)
         if name in self._seen or name.startswith("__"):
             return
@@ -201,7 +194,6 @@ class _Collected:
             )
 
     def _is_own(self, name: str, value: Any) -> bool:
-        """Whether a name stands for a function or class that ``__main__`` defines under it."""
         own = getattr(value, "__module__", "") == MAIN
         return own and getattr(value, "__qualname__", "") == name
 
@@ -214,7 +206,7 @@ class _Collected:
             self._imports.append(f"import {module} as {name}")
 
     def _import_parts(self, name: str, module: str, node: ast.stmt) -> None:
-        """Import the submodules that are used as attributes, such as ``jax.numpy``."""
+        """Such as ``jax.numpy``."""
         for each in ast.walk(node):
             dotted = ast.unparse(each) if isinstance(each, ast.Attribute) else ""
             parts = dotted.split(".")
@@ -227,7 +219,7 @@ class _Collected:
                     self._imports.append(line)
 
     def _import_of(self, name: str, value: Any) -> str | None:
-        """The import statement that gives this value this name; None if there is none."""
+        """None if no import statement gives this value this name."""
         module, its = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         if isinstance(module, str) and isinstance(its, str) and module != MAIN:
             found = getattr(sys.modules.get(module), its, _MISSING)
@@ -245,7 +237,7 @@ class _Collected:
 
 
 def _statements(text: str) -> list[ast.stmt]:
-    """The statements of a text; none if it is no Python, such as a cell with a shell command."""
+    """None of a text that is no Python, such as a cell with a shell command."""
     try:
         return ast.parse(text).body
     except SyntaxError:
@@ -253,7 +245,7 @@ def _statements(text: str) -> list[ast.stmt]:
 
 
 def _segment(text: str, node: ast.stmt) -> str:
-    """The source of a definition, with its decorators."""
+    """With its decorators."""
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(each.lineno for each in decorators)])
     return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
@@ -275,20 +267,18 @@ def _globals_of(source: str) -> set[str]:
 
 
 class _Bare(ast.NodeTransformer):
-    """Removes annotations, which the module does not evaluate."""
+    """The module does not evaluate annotations."""
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
-        """Remove the annotation."""
         node.annotation = None
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        """Remove the annotation of the returned value."""
         node.returns = None
         return self.generic_visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        """A plain assignment; nothing without a value."""
+        """Nothing without a value."""
         if node.value is None:
             return ast.Pass()
         return ast.Assign([node.target], self.visit(node.value), lineno=node.lineno)
@@ -299,7 +289,6 @@ def _without_annotations(node: ast.stmt) -> ast.AST:
 
 
 def _is_literal(value: Any, said: str) -> bool:
-    """Whether ``said`` is a literal that has exactly this value."""
     if len(said) > CONSTANT_CHARS_MAX:
         return False
     try:
