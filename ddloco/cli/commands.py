@@ -34,16 +34,12 @@ from ddloco.cli.help_text import (
 
 @dataclass(frozen=True)
 class Command:
-    """A command.
+    """A command; ``options`` are written as the module describes.
 
     Attributes:
-        name: what is typed.
-        what: what it does, in a line.
-        options: its options, as the module describes.
         more: what its help says after the options.
         run: the function that does it; see ``parser.MODULES``.
         question: of a command that has others: attribute and name of the argument that chooses.
-        commands: these others.
     """
 
     name: str
@@ -89,12 +85,9 @@ SHARED = {
 --with-parent                     (hidden)
 """,
 }
-"""Options that several commands have.
-
-A syncer that moves to another host returns within minutes; until then a learner occupies its host,
-so it is patient for 600 s. Learners may have to wait for their hosts, and a waiting syncer costs
-little, so a syncer is for 3600 s.
-"""
+"""A syncer that moves to another host returns within minutes; until then a learner occupies its
+host, so it is patient for 600 s. Learners may have to wait for their hosts, and a waiting syncer
+costs little, so a syncer is for 3600 s."""
 
 # fmt: off
 COMMANDS = (

@@ -8,11 +8,10 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import HELD
 
 FOLDERS = ("RUN", "DIR", "RUN_A", "RUN_B")
-"""The names of arguments, in help texts, that are folders; other paths are files or folders."""
+"""Other paths are files or folders."""
 
 
 def completion(given: argparse.Namespace) -> int:
-    """``ddloco completion``: print the script for a shell."""
     from ddloco.cli.parser import parser, path_of  # noqa: PLC0415, it names this command
 
     try:

@@ -31,7 +31,7 @@ from replay import Divergence, TapeError
 from snapshot import SnapshotError, StorageError
 
 OF_MERGES = ("merge", "absent")
-"""Questions that the syncers' tapes answer alone."""
+"""The syncers' tapes alone answer these."""
 
 GARBAGE_OBJECTS = 100_000
 """New objects before the next search for garbage."""
@@ -71,8 +71,8 @@ def _opened(
 
 
 def _before(runs: Sequence[RecordedRun]) -> list[str]:
-    """What people must know before an answer: what is missing of the tapes, and where they begin;
-    of several runs with the run before it."""
+    """What people must know before an answer: what is missing of the tapes, and where they
+    begin."""
     many = len(runs) > 1
     return [f"{run.path}: {said}" if many else said for run in runs for said in run.preface()]
 
@@ -83,8 +83,6 @@ def _say(*lines: str) -> None:
 
 
 def why(given: argparse.Namespace) -> int:
-    """``ddloco why``: the reasons for a merge, an absence, an event, a loss."""
-
     def answer(run: RecordedRun) -> int:
         lines, plain = _answer(run, given)
         if given.json:
@@ -111,8 +109,6 @@ def _answer(run: RecordedRun, given: argparse.Namespace) -> Told:
 
 
 def story(given: argparse.Namespace) -> int:
-    """``ddloco story``: what happened to an actor, from its start to its end."""
-
     def answer(run: RecordedRun) -> int:
         lines = [
             each
@@ -134,8 +130,6 @@ def story(given: argparse.Namespace) -> int:
 
 
 def diff(given: argparse.Namespace) -> int:
-    """``ddloco diff``: where two runs part first, and of what kind the difference is."""
-
     def answer(run: RecordedRun) -> int:
         other = _opened(given, given.other)
         found = compare(run, other, processes_for([run, other]))
@@ -151,8 +145,6 @@ def diff(given: argparse.Namespace) -> int:
 
 
 def report(given: argparse.Namespace) -> int:
-    """``ddloco report``: one HTML file that explains a run, or two."""
-
     def answer(run: RecordedRun) -> int:
         compared = given.compare
         other = _opened(given, compared) if compared is not None else None
@@ -164,7 +156,6 @@ def report(given: argparse.Namespace) -> int:
 
 
 def bundle(given: argparse.Namespace) -> int:
-    """``ddloco bundle``: a run folder into one file, or such a file into a new run folder."""
     path: Path = given.path
     try:
         if path.is_dir():
@@ -192,8 +183,6 @@ def bundle(given: argparse.Namespace) -> int:
 
 
 def status_at(given: argparse.Namespace) -> int:
-    """``ddloco status RUN --at EVENT``: the whole job at the causal past of an event."""
-
     def answer(run: RecordedRun) -> int:
         told = cluster_at(run, *run.resolve(given.at))
         if given.json:

@@ -9,13 +9,12 @@ from ddloco.stage.nodes.exit_codes import HELD
 
 HERE = Path(__file__).parents[1]
 SOURCES = (HERE / "docs", HERE.parent / "docs")
-"""Where the pages are: in the package installed from a wheel, or beside it in a checkout."""
+"""In the package installed from a wheel, or beside it in a checkout."""
 
 FIRST = "index"
 
 
 def docs(given: argparse.Namespace) -> int:
-    """``ddloco docs``: print a page, where it is, or a list of all pages."""
     folder = next((each for each in SOURCES if (each / f"{FIRST}.md").is_file()), None)
     if folder is None:
         return complain(f"{SOURCES[0]}: is missing; the installation is incomplete")
@@ -36,7 +35,7 @@ def docs(given: argparse.Namespace) -> int:
 
 
 def pages_in(folder: Path) -> dict[str, Path]:
-    """The pages by name, the first one first: ``tutorial``, or ``decisions/001-...``."""
+    """The first one first: ``tutorial``, or ``decisions/001-...``."""
     found = {
         path.relative_to(folder).with_suffix("").as_posix(): path
         for path in sorted(folder.rglob("*.md"))
@@ -46,6 +45,5 @@ def pages_in(folder: Path) -> dict[str, Path]:
 
 
 def title_of(path: Path) -> str:
-    """The title of a page."""
     with path.open() as file:
         return file.readline().strip("# \n")

@@ -48,20 +48,18 @@ from ddloco.workers.task_sources import kept_modules
 PYTHON_MIN = (3, 11)
 
 STEPS_TIMED = 5
-"""Steps whose median is the time of a step; the first one compiles and is not among them."""
+"""The first step compiles and is not among them."""
 
 FILES_AN_ACTOR = 24
-"""File descriptors that an actor with its worker needs, roughly: sockets, pipes, tape and log."""
+"""Roughly: sockets, pipes, tape and log of an actor with its worker."""
 
 FILES_OWN = 64
-"""File descriptors of the process itself."""
 
 WORKER_BYTES = 400 * 2**20
-"""Memory of an actor and its worker before the parameters: Python, JAX and their libraries."""
+"""Before the parameters: Python, JAX and their libraries."""
 
 COPIES_HOST = 4
-"""Copies of the parameters on the host, for an actor: two of the last step, those that are sent,
-and those that arrive."""
+"""Two of the last step, those that are sent, and those that arrive."""
 
 DISK_FREE_MIN = 2**30
 """Tapes and snapshots of a short run fit into this; a full disk ends a run."""
@@ -75,7 +73,7 @@ CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 """Where Linux says what its TCP does when packets are lost."""
 
 FOR_LOSSES = "bbr"
-"""The congestion control that does not take each lost packet for a line that is full."""
+"""It does not take each lost packet for a line that is full."""
 
 Status = Literal["ok", "warning", "problem"]
 
@@ -84,7 +82,6 @@ class Checked(Struct, frozen=True):
     """What was looked at, and how it is.
 
     Attributes:
-        check: what was looked at.
         status: "ok"; "warning", if a run may work anyway; "problem", if it will not.
         said: what was found, with units.
         remedy: what helps; empty if nothing is wrong.
@@ -96,27 +93,24 @@ class Checked(Struct, frozen=True):
     remedy: str = ""
 
     def line(self) -> str:
-        """All of it on one line."""
         end = f"; {self.remedy}" if self.remedy else ""
         return f"{self.status:8} {self.check:12} {self.said}{end}"
 
 
 class NetworkRates(Struct, frozen=True):
-    """What the network carries, in Gbit/s, and for how many learners; None where it is not said."""
+    """In Gbit/s, and for how many learners; None where it is not said."""
 
     learner: float | None = None
     syncer: float | None = None
     learners: int | None = None
 
     def of(self, job: Job) -> Job:
-        """The job with so many learners."""
         if self.learners is None:
             return job
         return replace(job, job=replace(job.job, learners=self.learners))
 
 
 def doctor(given: argparse.Namespace) -> int:
-    """``ddloco doctor``: check the machine, and with a job what the job needs."""
     options = {
         "--set": given.overrides,
         "--gbit": given.gbit,
@@ -153,7 +147,6 @@ def doctor(given: argparse.Namespace) -> int:
 def findings(
     job: Job | None, file: Path | None, bind: str, lines: NetworkRates
 ) -> Iterator[Checked]:
-    """Look at everything, in order; with a job also at what it needs."""
     yield python()
     yield from packages()
     yield arithmetic("merges", compiled=isinstance(merge_kernel(), CompiledKernel))
@@ -173,7 +166,6 @@ def findings(
 
 
 def python() -> Checked:
-    """Whether this Python is new enough."""
     said = f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.executable}"
     if sys.version_info[:2] < PYTHON_MIN:
         return Checked("python", "problem", said, "install Python 3.11 or newer")
@@ -183,7 +175,6 @@ def python() -> Checked:
 def packages(
     wanted: Callable[[str], list[str] | None] = requires, installed: Callable[[str], str] = version
 ) -> Iterator[Checked]:
-    """Whether the packages that ddloco needs are there, in versions that it knows."""
     found: list[str] = []
     try:
         all_of_them = wanted("ddloco") or ()
@@ -211,7 +202,6 @@ def packages(
 
 
 def arithmetic(check: str, *, compiled: bool) -> Checked:
-    """Whether the arithmetic of merges, or of compression, is compiled."""
     if compiled:
         return Checked(check, "ok", "the arithmetic is compiled")
     said = "the arithmetic is numpy's: the same bits, more slowly"
@@ -223,7 +213,7 @@ def _numbers(said: str) -> tuple[int, ...]:
 
 
 def clock(now: float) -> Checked:
-    """Whether the wall clock was set; only dates in logs depend on it."""
+    """Only dates in logs depend on it."""
     said = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < WALL_CLOCK_MIN:
         return Checked("clock", "warning", said, "set the clock, or dates in logs are wrong")
@@ -231,7 +221,6 @@ def clock(now: float) -> Checked:
 
 
 def files(job: Job | None, most: int) -> Checked:
-    """Whether a process may open enough files."""
     need = FILES_OWN + FILES_AN_ACTOR * (len(job.names()) if job is not None else 4)
     said = f"{most} file descriptors for a process, about {need} needed"
     if most == resource.RLIM_INFINITY or most >= need:
@@ -240,7 +229,6 @@ def files(job: Job | None, most: int) -> Checked:
 
 
 def disk(folder: Path) -> Checked:
-    """Whether runs can be written here."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             free = shutil.disk_usage(folder).free
@@ -254,7 +242,6 @@ def disk(folder: Path) -> Checked:
 
 
 def port(bind: str) -> Checked:
-    """Whether an address can be listened on."""
     said = bind or "tcp://127.0.0.1:*"
     host, _, number = said.removeprefix("tcp://").rpartition(":")
     try:
@@ -275,7 +262,7 @@ def port(bind: str) -> Checked:
 
 
 def tcp(setting: Path) -> Iterator[Checked]:
-    """What the system's TCP does when packets are lost; nothing if the system does not tell."""
+    """Nothing if the system does not tell."""
     with suppress(OSError):
         name = setting.read_text().strip()
         remedy = f"on lines that lose packets {FOR_LOSSES} carries several times as much"
@@ -284,7 +271,7 @@ def tcp(setting: Path) -> Iterator[Checked]:
 
 
 def keys_of_job(job: Job) -> Checked:
-    """Whether the job's keys are there, and readable by their owner only."""
+    """Whether they are there, and readable by their owner only."""
     if not job.transport.keys:
         return Checked("keys", "ok", "none; a syncer then listens on loopback only")
     try:
@@ -295,7 +282,6 @@ def keys_of_job(job: Job) -> Checked:
 
 
 def place(job: Job) -> Checked:
-    """Whether the place for snapshots can be used."""
     try:
         check_place(job)
     except ConfigError as error:
@@ -305,7 +291,6 @@ def place(job: Job) -> Checked:
 
 
 def memory(need: int, actors: int, free: int) -> Checked:
-    """Whether the job fits into the memory."""
     if not need:
         return Checked("memory", "ok", f"{size(free)} available")
     said = f"{size(free)} available, about {size(need)} needed by {actors} actors on this machine"
@@ -318,7 +303,6 @@ def memory(need: int, actors: int, free: int) -> Checked:
 
 
 def shared(need: int, folder: Path) -> Checked:
-    """Whether the memory that actors share with their workers has room."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -337,7 +321,6 @@ def shared(need: int, folder: Path) -> Checked:
 
 
 def of_task(job: Job, file: Path, lines: NetworkRates) -> Iterator[Checked]:
-    """Find the task, run steps of it, and compute what a run of it needs."""
     try:
         task_digest(job.job.task, file.parent)
         tried = trio.run(_try, job, file)
@@ -379,8 +362,6 @@ class Tried(Struct, frozen=True):
     """What running the task for some steps has told.
 
     Attributes:
-        plan: how its parameters are cut.
-        device: where it ran.
         first_s: seconds of the first step, which compiles and is executed twice.
         step_s: the median of the others.
         tokens: in a batch.
@@ -402,7 +383,7 @@ class Tried(Struct, frozen=True):
 
 
 class TooLargeError(Exception):
-    """A step does not fit the devices, so none was run."""
+    """So no step was run."""
 
     def __init__(self, found: rpc.Devices) -> None:
         super().__init__("a step does not fit the devices")
@@ -410,7 +391,7 @@ class TooLargeError(Exception):
 
 
 async def _try(job: Job, file: Path) -> Tried:
-    """Run steps as the first learner does; the first one is run twice and compared."""
+    """As the first learner does; the first step is run twice and compared."""
     async with _worker(job, file) as (process, arena):
         name = job.learner_names()[0]
         request = rpc.preparation(job, name)
@@ -447,7 +428,7 @@ async def _try(job: Job, file: Path) -> Tried:
 
 
 async def _scored(process: WorkerProcess) -> Checked:
-    """Evaluate the parameters as they are, as is done at the end of a job."""
+    """As is done at the end of a job."""
     begun = time.perf_counter()
     try:
         scored = await process.expect(rpc.Score(None), rpc.Scored)
@@ -461,7 +442,7 @@ async def _scored(process: WorkerProcess) -> Checked:
 
 
 def exported(job: Job, file: Path, tensors: dict[str, Any]) -> Iterator[Checked]:
-    """Whether the parameters can be written as a model folder, if the task says how."""
+    """Nothing if the task does not say how."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             files = write_model_folder(Path(folder) / "model", tensors, str(file), job=job)
@@ -484,7 +465,7 @@ async def _worker(job: Job, file: Path) -> AsyncIterator[tuple[WorkerProcess, Sh
 
 
 def _peak(pid: int) -> int:
-    """The most memory that a process has had, in bytes; 0 if the system does not tell."""
+    """In bytes; 0 if the system does not tell."""
     with suppress(OSError):
         found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) * 1024 if found is not None else 0
@@ -492,7 +473,7 @@ def _peak(pid: int) -> int:
 
 
 def devices(found: rpc.Devices, job: Job) -> Checked:
-    """Whether a step of the first learner fits its devices."""
+    """Those of the first learner."""
     worker = job.worker_of(job.learner_names()[0])
     mesh = " ".join(f"{axis}={count}" for axis, count in worker.mesh.items())
     said = f"{found.count} of kind {found.kind}" + (f", mesh {mesh}" if mesh else "")
@@ -510,7 +491,7 @@ def devices(found: rpc.Devices, job: Job) -> Checked:
 
 
 def step(tried: Tried, job: Job) -> Checked:
-    """How long a step takes; that it is deterministic, the worker has checked."""
+    """That a step is deterministic, the worker has checked."""
     rate = tried.tokens / tried.step_s if tried.step_s else 0.0
     said = (
         f"{tried.step_s * 1e3:.1f} ms ({rate:,.0f} tokens/s), after {tried.first_s:.1f} s for the "

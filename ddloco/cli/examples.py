@@ -18,12 +18,12 @@ from ddloco.stage.nodes.exit_codes import HELD
 from ddloco.stage.process.terminal import quoted
 
 EXAMPLES = "examples"
-"""The folder's name in a checkout, in the installed package, and in the copy: tasks are named
-``examples.MODULE:FUNCTION`` in all three."""
+"""Tasks are named ``examples.MODULE:FUNCTION`` in a checkout, in the installed package, and in the
+copy."""
 
 HERE = Path(__file__).parents[1]
 SOURCES = (HERE / EXAMPLES, HERE.parent / EXAMPLES)
-"""Where they are: in the package installed from a wheel, or beside it in a checkout."""
+"""In the package installed from a wheel, or beside it in a checkout."""
 
 SMALL = 1e6
 """Parameters of a model that no line is too slow for."""
@@ -35,7 +35,6 @@ TEMPLATES = {
     "classifier": ("classifier.py", "classifier.toml"),
     "blank": ("blank.py", "blank.toml"),
 }
-"""The task and the job file that a project of each name begins with."""
 
 README = """\
 # {name}
@@ -64,14 +63,14 @@ QUESTIONS: tuple[tuple[str, str, str, type[int] | type[float]], ...] = (
     ("mbit", "the line of each, in Mbit/s", "they share this machine", float),
     ("parameters", "parameters of the model, such as 1e9", "as in the example", float),
 )
-"""What ``ddloco init`` asks at a terminal: the option, the question, what no answer means."""
+"""The option, the question, what no answer means."""
 
 
 def put_template(
     folder: Path, template: str, found: Advice | None = None
 ) -> tuple[list[Path], list[Path]]:
-    """Write a project, or with the template ``examples`` all examples to ``folder/examples``;
-    returns the new files, and existing ones, which are not changed."""
+    """With the template ``examples`` all examples, to ``folder/examples``; returns the new files,
+    and existing ones, which are not changed."""
     source = next((each for each in SOURCES if each.is_dir()), None)
     if source is None:
         raise ConfigError(f"{SOURCES[0]}: is missing; the installation is incomplete")
@@ -93,7 +92,7 @@ def _is_example(path: Path) -> bool:
 
 
 def with_advice(text: str, found: Advice) -> str:
-    """The text of a job file with other settings; comments stay."""
+    """Comments stay."""
     for table, settings in advised_tables(found).items():
         for key, value in settings.items():
             said = tomli_w.dumps({key: value}).strip()
@@ -112,7 +111,6 @@ def with_advice(text: str, found: Advice) -> str:
 
 
 def _project(source: Path, template: str, name: str) -> dict[str, bytes]:
-    """The files of a project."""
     task, job = TEMPLATES[template]
     module = f"{EXAMPLES}.{Path(task).stem}"
     renamed = ((module, "task"), (f"{EXAMPLES}/{job}", JOB_FILE), (f"{EXAMPLES}/{task}", TASK_FILE))
@@ -140,7 +138,6 @@ def _put(folder: Path, files: dict[str, bytes]) -> tuple[list[Path], list[Path]]
 
 
 def init(given: argparse.Namespace) -> int:
-    """``ddloco init``: write a project, or the examples, that the user can change and run."""
     try:
         made, left = put_template(given.folder, given.template, _asked(given))
     except ConfigError as error:
@@ -159,12 +156,7 @@ def init(given: argparse.Namespace) -> int:
 
 
 def _asked(given: argparse.Namespace) -> Advice | None:
-    """The settings for what the user has said, on the command line or when asked at a terminal;
-    None for those of the template.
-
-    Raises:
-        ConfigError: an answer is no number above zero.
-    """
+    """None for the settings of the template."""
     answers: dict[str, Any] = {name: getattr(given, name) for name, *_ in QUESTIONS}
     asks = sys.stdin.isatty() and sys.stdout.isatty() and given.template != EXAMPLES
     if asks and not any(answers.values()):

@@ -28,7 +28,6 @@ from ddloco.stage.process.console import SafeConsole
 
 
 def experiment(given: argparse.Namespace) -> int:
-    """``ddloco experiment``: run the cells of experiments, and compare their cases."""
     try:
         loaded = [load_experiment(file, given.overrides) for file in given.experiments]
     except ConfigError as error:
@@ -52,7 +51,7 @@ def experiment(given: argparse.Namespace) -> int:
 def _run_all(
     experiment: Experiment, todo: Sequence[Cell], given: argparse.Namespace
 ) -> list[CellResult]:
-    """Run the cells that have no result yet, some side by side; prints a line for each."""
+    """Some cells run side by side."""
     console = SafeConsole(stderr=True, soft_wrap=True, highlight=False)
     done: dict[Path, CellResult] = {}
     for cell in todo:

@@ -11,7 +11,6 @@ from ddloco.stage.nodes.exit_codes import HELD
 
 
 def keys(given: argparse.Namespace) -> int:
-    """``ddloco keys``: make the key pairs of a job's actors."""
     try:
         learners = given.learners if given.job is None else load_job(given.job).job.learners
         names = names_for(learners, given.names)

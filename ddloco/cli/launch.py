@@ -21,7 +21,6 @@ ENGINES = {
 
 
 def launch(given: argparse.Namespace) -> int:
-    """``ddloco launch``: print what the engine needs, or hand it to the engine's own client."""
     engine = ENGINES[given.on]
     try:
         text = _text(given)
@@ -34,7 +33,6 @@ def launch(given: argparse.Namespace) -> int:
 
 
 def _text(given: argparse.Namespace) -> str:
-    """What the engine is given."""
     engine = ENGINES[given.on]
     job = load_job(given.job, given.overrides)
     order = EngineJob(
@@ -56,7 +54,6 @@ def _text(given: argparse.Namespace) -> str:
 
 
 def _submit(client: tuple[str, ...], text: str) -> int:
-    """Give the text to the engine's client; returns the exit code."""
     try:
         code = subprocess.run(client, input=text, text=True, check=False).returncode  # noqa: S603
     except OSError as error:

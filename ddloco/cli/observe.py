@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def status(given: argparse.Namespace) -> int:
-    """``ddloco status``: show running syncers, or a recorded job at one of its events."""
     if given.at:
         from ddloco.cli.debug import status_at  # noqa: PLC0415, a running job needs none of it
 
@@ -40,7 +39,6 @@ def status(given: argparse.Namespace) -> int:
 
 
 def observe(given: argparse.Namespace) -> int:
-    """``ddloco observe``: follow a running job."""
     # Status needs none of these.
     from ddloco.job.job_folder import load_own_job  # noqa: PLC0415
     from ddloco.monitoring.metrics import Metrics, PrintedNotices  # noqa: PLC0415
@@ -85,8 +83,6 @@ def _sinks(given: argparse.Namespace) -> "list[Sink]":
 
 
 def stop(given: argparse.Namespace) -> int:
-    """``ddloco stop``: end a job for all actors."""
-
     async def ask() -> None:
         await stop_job(
             given.address, timeout_s=timeout_of(given), keys=given.keys, as_json=given.json
@@ -96,8 +92,6 @@ def stop(given: argparse.Namespace) -> int:
 
 
 def leave(given: argparse.Namespace) -> int:
-    """``ddloco leave``: let a learner leave a job for good."""
-
     async def ask() -> None:
         await dismiss(
             given.address,

@@ -40,18 +40,16 @@ MODULES = {
     "tape_verify": ("tape_verify",),
     "track": ("track",),
 }
-"""The functions of commands, by the module beside this one that has them."""
+"""By the module beside this one that has them."""
 
 
 EMPTY = "is empty; name something, or leave it out"
-"""What is said of an argument that is an empty text."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says what a misspelled command, option or choice may have meant."""
+    """Says what a misspelled command, option or choice may have meant."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the problem, and leave with exit code 2."""
         from ddloco.stage.files.near_miss import did_you_mean  # noqa: PLC0415, so that --help is fast
 
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
@@ -70,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
     def hand_down(self, questions: "Orders") -> None:
-        """Let its options be given before a question as well: one that is not given after it leaves
+        """Its options may be given before a question as well: one that is not given after it leaves
         what was."""
         own = {option for action in self._actions for option in action.option_strings}
         for action in (each for sub in questions.choices.values() for each in sub.arguments()):
@@ -78,11 +76,11 @@ class Parser(argparse.ArgumentParser):
                 action.default = argparse.SUPPRESS
 
     def options(self) -> list[str]:
-        """All options, those of commands included."""
+        """Those of commands included."""
         return [option for action in self.arguments() for option in action.option_strings]
 
     def arguments(self) -> Iterator[argparse.Action]:
-        """All options and other arguments, those of commands included."""
+        """Those of commands included."""
         for action in self._actions:
             yield action
             if isinstance(action.choices, dict):
@@ -91,7 +89,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    """The parser of all commands and options."""
     top = _made(Parser, "", OVERVIEW, EXAMPLES, prog="ddloco")
     top.add_argument("--version", action="store_true", help="print the version and leave")
     orders = top.add_subparsers(dest="command", metavar="COMMAND")
@@ -101,7 +98,7 @@ def parser() -> Parser:
 
 
 Orders = Any
-"""The result of add_subparsers, whose type is private to argparse."""
+"""Its type is private to argparse."""
 
 
 class _NotGiven(str):
@@ -111,15 +108,14 @@ class _NotGiven(str):
 
 
 def _text(value: str) -> str:
-    """A text that is not empty: an option that was given with a variable that is not set would else
-    be as if it was not given."""
+    """Not empty: an option that was given with a variable that is not set would else be as if it
+    was not given."""
     if not value.strip() and not isinstance(value, _NotGiven):
         raise argparse.ArgumentTypeError(EMPTY)
     return str(value)
 
 
 def path_of(value: str) -> Path:
-    """A path, which is not empty."""
     return Path(_text(value))
 
 
@@ -131,7 +127,6 @@ OPTION = re.compile(
     r"(:(?P<type>path|int|float))?(?P<nargs>[*+?])?(?P<required>!)?(\[(?P<default>\S+)\])?)?"
     r"(  +(?P<help>.*))?"
 )
-"""A line of ``Command.options``."""
 
 
 def _made(make: Callable[..., Any], name: str, what: str, more: str, **how: Any) -> Any:
@@ -167,7 +162,7 @@ def _add_command(orders: Orders, said: Command) -> None:
 
 
 def _lines(options: str) -> Iterator[str]:
-    """Options one a line, those of ``SHARED`` included."""
+    """Those of ``SHARED`` included."""
     for line in re.sub(r"\n {3,}", " ", options).strip().splitlines():
         if line.startswith("@"):
             yield from _lines(SHARED[line[1:]])
@@ -197,7 +192,6 @@ def _add_option(group: Any, said: re.Match[str]) -> None:
 
 
 def _default(said: re.Match[str]) -> Any:
-    """The value of an option that is not given and whose line names none."""
     if not said["name"].startswith("-") and said["nargs"] != "?":
         return None
     if said["nargs"] in {"*", "+"}:
@@ -206,18 +200,17 @@ def _default(said: re.Match[str]) -> Any:
 
 
 def command_named(name: str) -> Callable[[argparse.Namespace], int]:
-    """The function of a command; only its module is imported, so that no command waits for what
-    another one needs."""
+    """Only the function's module is imported, so that no command waits for what another one
+    needs."""
     [module] = [module for module, names in MODULES.items() if name in names]
     return getattr(import_module(f"ddloco.cli.{module}"), name)
 
 
 OUTLIVING = frozenset({"run", "syncer", "learner", "relay", "perform", "replay", "experiment"})
-"""Commands that go on when nobody reads what they say: they have more to do than to say it."""
+"""They go on when nobody reads what they say: they have more to do than to say it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit with its code."""
     with escaping():
         _main(arguments)
 
@@ -254,6 +247,5 @@ def _main(arguments: Sequence[str] | None) -> None:
 
 
 def interrupted() -> int:
-    """Say that Ctrl-C has ended the command; returns its exit code."""
     print("ddloco: interrupted", file=sys.stderr)
     return 1

@@ -37,11 +37,10 @@ from ddloco.stage.programs.program import LoadedProgram, find_programs, load_pro
 from snapshot import SnapshotError, StorageError, Store
 
 BAD_INPUT = (ConfigError, NamedError, SnapshotError, StorageError)
-"""Errors that are one line for the user, also where they come out of a nursery."""
+"""One line for the user, also where they come out of a nursery."""
 
 
 def perform(given: argparse.Namespace) -> int:
-    """Run ``ddloco perform``; returns its exit code."""
     try:
         here = find_programs()
         loaded = replace(
@@ -90,7 +89,6 @@ def _check_options(given: argparse.Namespace) -> None:
 
 
 def options_said(overrides: Sequence[str]) -> dict[str, Any]:
-    """Convert ``--set key=value`` options to arguments of the program's function."""
     plain: dict[str, Any] = {"options": {}}
     for said in overrides:
         if "=" not in said:
@@ -108,7 +106,7 @@ def _names(loaded: LoadedProgram, only: Sequence[str]) -> tuple[str, ...]:
 
 
 def _addresses(loaded: LoadedProgram, names: Sequence[str], said: Sequence[str]) -> dict[str, str]:
-    """The addresses of the actors that others dial: those given, or else any port on loopback."""
+    """Those given, or else any port on loopback."""
     listeners = loaded.listeners
     at = dict.fromkeys((name for name in listeners if name in names), ANY_PORT)
     for each in said:
@@ -148,7 +146,6 @@ def _start_point(loaded: LoadedProgram, folder: Path) -> StartPoint[Start] | Non
 
 
 def _check_roles(place: str, snapshot: str, loaded: LoadedProgram) -> None:
-    """Refuse a snapshot of actors that the program does not have."""
     names = sorted({actor_of(part.who) for part in Store(place).load(snapshot).parts})
     strange = [name for name in names if name not in loaded.program.roles]
     if strange:
@@ -157,7 +154,7 @@ def _check_roles(place: str, snapshot: str, loaded: LoadedProgram) -> None:
 
 
 def _recorded_with(job_file: Path) -> str:
-    """The end of an error line: the options that a program was recorded with."""
+    """The options that a program was recorded with, as the end of an error line."""
     try:
         options: dict[str, Any] = read_toml(job_file).get("options", {})
     except ConfigError:
@@ -174,7 +171,7 @@ def _listening(folder: Path, name: str, address: str) -> None:
 async def _run(
     started: "Cluster[LoadedProgram] | Processes[LoadedProgram] | _Here",
 ) -> dict[str, Finish]:
-    """Run what was prepared, and show its log; ends when all actors here have ended."""
+    """Ends when all actors here have ended."""
     if isinstance(started, _Here):
         return await started.run()
     program, folder, console = started.program, started.folder, SafeConsole()
@@ -191,7 +188,7 @@ async def _run(
 
 
 class _Here:
-    """Some actors of a program on this host, each as if it had a process of its own."""
+    """Each as if it had a process of its own."""
 
     def __init__(
         self,
@@ -213,7 +210,7 @@ class _Here:
         self.finishes: dict[str, Finish] = {}
 
     async def run(self) -> dict[str, Finish]:
-        """Run them to their ends; those that listen begin first."""
+        """Those that listen begin first."""
         async with trio.open_nursery() as outer:
             if len(self._names) > 1:
                 stop, leave = partial(self._ask, leave=False), partial(self._ask, leave=True)

@@ -51,14 +51,12 @@ BAD = (
     SnapshotError,
     StorageError,
 )
-"""What a replay says about what it was given."""
 
 LONG_S = 10.0
 """A replay that takes less time needs no estimate of it."""
 
 
 def replay(given: argparse.Namespace) -> int:
-    """``ddloco replay``: execute tapes again and compare."""
     if given.shell and not given.until:
         return complain("--shell: wants --until, which says where to stop")
     kind, _, merge = given.until.partition(":")
@@ -113,8 +111,8 @@ def replay(given: argparse.Namespace) -> int:
 
 
 def _say_how_long(tapes: list[Tape], given: argparse.Namespace, console: Console) -> None:
-    """Say before it begins how long the replay of a job will take, by what its steps took then:
-    they are run again, as many at a time as there are cores."""
+    """By what the job's steps took then: they are run again, as many at a time as there are
+    cores."""
     if is_program(tapes[0].header.job) or is_simulated(tapes[0].header):
         return
     times = times_of(RecordedJob(given.folder, tapes, program_of(job_of(tapes[0]))))
@@ -137,7 +135,7 @@ def _turns(*, wanted: bool) -> Iterator[Path | None]:
 
 
 class _Differences:
-    """Prints what differs before the replay starts; what several actors share is printed once."""
+    """What several actors share is printed once."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -146,11 +144,10 @@ class _Differences:
 
     @property
     def any(self) -> bool:
-        """Whether anything differs."""
         return bool(self._first)
 
     def add(self, what: str) -> None:
-        """Print a difference, ``ACTOR: WHAT``, or that the actor has one of another actor's."""
+        """``what`` is ``ACTOR: WHAT``."""
         actor, _, said = what.partition(": ")
         first = self._first.setdefault(said, actor)
         if first == actor:
@@ -172,7 +169,6 @@ class _Lines:
         self._said_at = time.monotonic()
 
     def at(self, events: int) -> None:
-        """So many events are replayed."""
         if self._console.is_terminal or time.monotonic() - self._said_at < PLAIN_LINE_S:
             return
         self._said_at = time.monotonic()
@@ -181,7 +177,6 @@ class _Lines:
 
 
 def _plain(report: Report) -> dict[str, Any]:
-    """The findings as plain data, each difference with its kind and its sentence."""
     plain = report.as_dict()
     told = [plain["divergence"], *plain["also"]] if report.divergences else []
     for each, found in zip(told, report.divergences, strict=True):
@@ -213,7 +208,6 @@ def _print_report(report: Report, given: argparse.Namespace, *, changed: bool) -
 
 
 def _replay_until(given: argparse.Namespace, warn: _Differences) -> int:
-    """Stop before an event, and look at the job there."""
     if given.snapshot:
         raise ConfigError("--until: goes from the beginning of the tapes; leave out --from")
     run = open_run(given.folder, salvage=given.salvage, trust=given.trust)
@@ -248,7 +242,6 @@ def _replay_until(given: argparse.Namespace, warn: _Differences) -> int:
 
 
 def _merge_without(given: argparse.Namespace, t: int, warn: Callable[[str], None]) -> int:
-    """Compute a merge again without some contributions, and show how far its result moves."""
     run = open_job(given.folder, salvage=given.salvage, trust=given.trust)
     found = merge_without(run, t, given.without, task=given.task, trust=given.trust, warn=warn)
     if given.json:
@@ -259,7 +252,6 @@ def _merge_without(given: argparse.Namespace, t: int, warn: Callable[[str], None
 
 
 def _look_at(there: StoppedReplay, given: argparse.Namespace) -> None:
-    """Show a stopped replay, or give it to the user's hands."""
     before = f"{there.incarnation}:{there.number}"
     if given.json:
         plain = {"before": before, "status": there.status, "arrays": there.arrays()}

@@ -42,7 +42,6 @@ from snapshot import SnapshotError, StorageError
 
 
 def run_loaded(given: argparse.Namespace, job: Job) -> int:
-    """Run a whole job on this machine; returns the exit code."""
     try:
         module = pinned_text(job, given.job.parent)
         folder = folder_for(job, given.folder, module)
@@ -74,7 +73,6 @@ def _check_options(given: argparse.Namespace) -> None:
 
 
 def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
-    """Train along the tapes of a simulation."""
     from ddloco.replayer.scheduled_replay import ScheduledRun, settings_in_words  # noqa: PLC0415, only here
 
     if given.track:

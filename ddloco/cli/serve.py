@@ -87,7 +87,6 @@ def syncer(given: argparse.Namespace) -> int:
 
 
 def relay(given: argparse.Namespace) -> int:
-    """``ddloco relay``: run the relay of a site."""
     given.folder = given.folder or RUNS / given.name
 
     async def serve(job: Job) -> Finish:
@@ -109,7 +108,6 @@ def relay(given: argparse.Namespace) -> int:
 
 
 def learner(given: argparse.Namespace) -> int:
-    """``ddloco learner``: run one learner."""
     given.folder = given.folder or RUNS / given.name
     try:
         other = _other_rank(given)
@@ -136,8 +134,7 @@ def learner(given: argparse.Namespace) -> int:
 async def _leased(
     given: argparse.Namespace, job: Job, run: Callable[[Sequence[str]], Awaitable[Finish]]
 ) -> Finish:
-    """Run an actor with the addresses that it dials; those of syncers with ``lease:PLACE`` are
-    followed there, as files."""
+    """The addresses of syncers with ``lease:PLACE`` are followed there, as files."""
     first, *more = given.connect
     if not first.startswith(LEASE_PLACE):
         return await run(given.connect)
@@ -157,7 +154,7 @@ async def _leased(
 
 
 def _other_rank(given: argparse.Namespace) -> tuple[Job, Rank] | None:
-    """The job and the rank of a process that follows its learner's actor."""
+    """Of a process that follows its learner's actor."""
     if given.job is None:
         if given.rank:
             raise ConfigError(f"--rank {given.rank}: want JOB.toml; only rank 0 can do without")
@@ -171,7 +168,7 @@ def _other_rank(given: argparse.Namespace) -> tuple[Job, Rank] | None:
 
 
 def _rank(given: argparse.Namespace, job: Job) -> Rank | None:
-    """Which of the learner's processes this is, unless a parent has started it."""
+    """None for a process that a parent has started."""
     if given.with_parent:
         return None
     worker = job.worker_of(given.name)
@@ -195,8 +192,6 @@ def _warn(said: str) -> None:
 
 
 def _terms(given: argparse.Namespace) -> Terms:
-    """How an actor of a job runs in this process."""
-
     async def show(hosted: HostedActor) -> None:
         await follow_log(hosted.folder, hosted.name, SafeConsole())
 
@@ -210,7 +205,6 @@ def _terms(given: argparse.Namespace) -> Terms:
 
 
 def _checked_shard(job: Job, name: str, connect: str) -> str:
-    """Return the shard's name."""
     if connect:
         check_dial("--connect", connect)
     lead, *others = job.syncer_names()
@@ -225,7 +219,7 @@ def _checked_shard(job: Job, name: str, connect: str) -> str:
 
 
 def _checked_learner(job: Job, name: str, connect: Sequence[str]) -> dict[str, str]:
-    """Return where the syncers and the learner's relay listen, by name."""
+    """Of the syncers and the learner's relay, by name."""
     if name not in job.learner_names():
         names = job.learner_names()
         raise ConfigError(f"--name {name}: this job has {names[0]} to {names[-1]}")
@@ -233,11 +227,7 @@ def _checked_learner(job: Job, name: str, connect: Sequence[str]) -> dict[str, s
 
 
 def _checked_dials(job: Job, name: str, connect: Sequence[str]) -> dict[str, str]:
-    """Return where those listen that an actor dials, by name.
-
-    Raises:
-        ConfigError: it dials another number of actors, or an address is none.
-    """
+    """By name; raises ConfigError if it dials another number of actors."""
     for address in connect:
         check_dial("--connect", address)
     dialled = job.dials(name)
@@ -279,7 +269,7 @@ def _serve(
 
 
 def _job(given: argparse.Namespace) -> Job | Finish:
-    """The job of the command's job file, or else of the syncer; or how this process ends."""
+    """From the command's job file, or else from the syncer."""
     if given.job is not None:
         return load_job(given.job, given.overrides)
     if given.overrides:
@@ -289,7 +279,6 @@ def _job(given: argparse.Namespace) -> Job | Finish:
 
 
 def _concluded(given: argparse.Namespace, finish: Finish) -> int:
-    """Say how the process ended; returns its exit code."""
     if finish.status == "bad-input":
         # The command that started this one names the job file that it was given.
         parented = given.with_parent
@@ -301,7 +290,7 @@ def _concluded(given: argparse.Namespace, finish: Finish) -> int:
 
 
 def _patience(given: argparse.Namespace) -> float:
-    """How long an actor waits for others, in seconds."""
+    """In seconds."""
     if not 0 <= given.patience <= PATIENCE_S_MAX:
         raise ConfigError(
             f"--patience {given.patience:g}: want seconds, at most {PATIENCE_S_MAX:,} (a year), or "

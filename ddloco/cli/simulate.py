@@ -13,7 +13,6 @@ from snapshot import SnapshotError, StorageError
 
 
 def simulate(given: argparse.Namespace) -> int:
-    """``ddloco simulate``: run machines in virtual time."""
     try:
         if given.scenario == "bandwidth":
             return bandwidth(given)

@@ -24,13 +24,12 @@ from ddloco.workers.task import TaskError
 from snapshot import Listed, Manifest, SnapshotError, StorageError, Store, id_of, save_tensors
 
 FINAL = "model"
-"""Names the final model of a run folder where the id of a snapshot is wanted."""
+"""Stands where the id of a snapshot is wanted."""
 
 Command = Callable[[argparse.Namespace, Store], int]
 
 
 def _on_place(command: Command, given: argparse.Namespace) -> int:
-    """Run a command on a store; an error is printed as one line."""
     try:
         return command(given, open_store(given.place))
     except PlaceError as error:
@@ -50,8 +49,6 @@ def _id_of(store: Store, snapshot: str) -> str:
 
 
 def snapshot_take(given: argparse.Namespace) -> int:
-    """``ddloco snapshot take``: request a snapshot of a running job."""
-
     async def ask() -> None:
         asking = open_observer(given.address, timeout_of(given), given.keys, owner=True)
         async with asking as observer:
@@ -63,7 +60,7 @@ def snapshot_take(given: argparse.Namespace) -> int:
 
 
 def _said_of(address: str, said: News, *, as_json: bool) -> list[str]:
-    """The lines about its result: the id, then the absent participants with reasons."""
+    """The id, then the absent participants with reasons."""
     if said.event == DISCARDED:
         reason = said.fields["reason"]
         raise UnansweredError(f"{address}: the snapshot was discarded: {reason}")
@@ -90,7 +87,6 @@ def _without(id_: str, who: str, why: str) -> str:
 
 
 def snapshot_list(given: argparse.Namespace) -> int:
-    """``ddloco snapshot list``: print one line per snapshot."""
     return _on_place(_list, given)
 
 
@@ -108,10 +104,8 @@ def _list(given: argparse.Namespace, store: Store) -> int:
 
 
 def snapshot_rows(store: Store, listed: list[Listed]) -> list[dict[str, Any]]:
-    """A description of each snapshot, newest first.
-
-    ``new_bytes`` are those that it does not share with an older snapshot in the store.
-    """
+    """Newest first. ``new_bytes`` are those that a snapshot does not share with an older one in the
+    store."""
     seen: set[str] = set()
     rows: list[dict[str, Any]] = []
     for each in reversed(listed):
@@ -141,7 +135,6 @@ def _row(manifest: Manifest, new_bytes: int | None) -> dict[str, Any]:
 
 
 def snapshot_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The rows as lines of a table."""
     cells = [["id", "order", "participants", "absent", "bytes", "new bytes"]]
     for row in rows:
         if "problem" not in row:
@@ -172,7 +165,6 @@ def snapshot_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def snapshot_verify(given: argparse.Namespace) -> int:
-    """``ddloco snapshot verify``: check every byte of one snapshot, or of all."""
     return _on_place(_verify, given)
 
 
@@ -212,7 +204,6 @@ def _verify(given: argparse.Namespace, store: Store) -> int:
 
 
 def snapshot_export(given: argparse.Namespace) -> int:
-    """``ddloco snapshot export``: write the global parameters to one file, or a model folder."""
     try:
         if given.snapshot == FINAL:
             return _export(given, tensors_at(given.place), {})
@@ -254,6 +245,6 @@ def _export(
 
 
 def _say_made(folders: list[Path]) -> None:
-    """Name the outermost folder that was not there before: it may be a slip of the pen."""
+    """It may be a slip of the pen."""
     if folders:
         print(f"made the folder {folders[-1]}")

@@ -9,7 +9,6 @@ from replay import TapeError, open_tapes
 
 
 def tape_export(given: argparse.Namespace) -> int:
-    """``ddloco tape export``: a run in the format of another tool."""
     try:
         lines = FORMATS[given.format](open_tapes(given.folder, salvage=given.salvage))
         if given.to is None:

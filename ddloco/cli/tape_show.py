@@ -20,7 +20,6 @@ VALUE_CHARS_MAX = 60
 """Longer values are cut off, unless ``--full`` is given."""
 
 AROUND_EVENTS = 10
-"""Events shown before and after that of ``--around``."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Wanted:
     around: str = ""
 
     def has(self, event: TimelineEvent) -> bool:
-        """Whether an event is to be shown, wherever it is on the tape."""
+        """Wherever the event is on the tape."""
         body = event.body or {}
         if self.actor and self.actor not in {event.actor, actor_of(event.actor)}:
             return False
@@ -59,12 +58,7 @@ def show(
     full: bool = False,
     salvage: bool = False,
 ) -> Iterator[str]:
-    """Yield the wanted events of all tapes in one causal order, a line each.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        ConfigError: there is no event to show them around.
-    """
+    """Of all tapes in one causal order."""
     wanted = wanted or Wanted()
     events = timeline(open_tapes(folder, salvage=salvage))
     if wanted.around:
@@ -83,7 +77,7 @@ def _around(events: list[TimelineEvent], ref: str) -> list[TimelineEvent]:
 
 
 def line(event: TimelineEvent, *, full: bool = False) -> str:
-    """Return an event on one line; its time is that of the common axis."""
+    """Its time is that of the common axis."""
     fields = {**event.fields}
     kind = str(fields.pop("type", "?"))
     fields.pop("clock", None)
@@ -109,8 +103,8 @@ def _short(value: Any, *, full: bool) -> str:
 
 
 def _in_words(value: Any, *, full: bool) -> str:
-    """A value, such as a timer, as text: that of a struct has the struct's name and fields. Bytes
-    are in hexadecimal digits, the first eight unless it is ``full``."""
+    """A struct's text has its name and fields. Bytes are in hexadecimal digits, the first eight
+    unless it is ``full``."""
     if isinstance(value, bytes):
         return value.hex() if full else value.hex()[:8]
     if isinstance(value, list):
@@ -122,7 +116,6 @@ def _in_words(value: Any, *, full: bool) -> str:
 
 
 def tape_show(given: argparse.Namespace) -> int:
-    """``ddloco tape show``: print one line per event."""
     try:
         wanted = Wanted(given.actor, given.type, given.merge, given.around)
         shown = show(

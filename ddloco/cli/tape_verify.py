@@ -20,11 +20,7 @@ from replay import Tape, TapeError, verify
 
 
 def verify_folder(folder: Path, *, salvage: bool = False, as_json: bool) -> tuple[bool, list[str]]:
-    """Check all tapes, their records, clocks and invariants.
-
-    Returns:
-        Whether everything held and nothing is missing, and the lines to print.
-    """
+    """Whether everything held and nothing is missing, and the lines to print."""
     tapes = open_recording(folder, salvage=salvage)
     verdicts, between = verify(tapes, receipt_of)
     goes_on = any(each.header.after for each in tapes)  # The checks would need the earlier events.
@@ -64,7 +60,6 @@ def verify_folder(folder: Path, *, salvage: bool = False, as_json: bool) -> tupl
 
 
 def _checked(tapes: Sequence[Tape], *, program: bool) -> str:
-    """What was checked, in words."""
     if program:
         return "every record and clock"
     if not any(each.header.after for each in tapes):
@@ -75,7 +70,6 @@ def _checked(tapes: Sequence[Tape], *, program: bool) -> str:
 
 
 def tape_verify(given: argparse.Namespace) -> int:
-    """``ddloco tape verify``: check records, clocks and invariants."""
     try:
         held, lines = verify_folder(given.folder, salvage=given.salvage, as_json=given.json)
     except (TapeError, ConfigError) as error:

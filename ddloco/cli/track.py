@@ -16,8 +16,6 @@ from ddloco.stage.process.log_tail import LogTail
 
 
 def track(given: argparse.Namespace) -> int:
-    """``ddloco track``: read the log of a run, and follow it with ``--follow``."""
-
     async def read() -> None:
         job = load_job(given.folder / JOB_FILE)
         sinks = open_trackers(given.to, given.folder.name, job)
