@@ -10,24 +10,22 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.terminal import quoted
 
 SUBMIT = ("kubectl", "apply", "--filename=-")
-"""What reads the text of a launch and submits it."""
 
 RESCALE = ("bash", "-s")
-"""What reads the text that changes the number of learners."""
 
 PORT = 5555
 CRASHES_MAX = 100
-"""Crashes after which Kubernetes starts an actor no more. It waits longer after each, up to five
-minutes, so this is most of a day of nothing but crashes. Code 75 and evictions do not count."""
+"""Kubernetes waits longer after each crash, up to five minutes, so this is most of a day of nothing
+but crashes. Code 75 and evictions do not count."""
 
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
-"""A name of Kubernetes, with room for what is added to it."""
+"""With room for what is added to it."""
 
 OWN = {
     "pod": {"containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds"},
     "container": {"name", "image", "command", "args", "volumeMounts", "ports"},
 }
-"""Fields that are written here, so the job file cannot have them."""
+"""Written here, so the job file cannot have these fields."""
 
 HEAD = """\
 # The job {name} on Kubernetes:  kubectl apply --filename THIS_FILE
@@ -147,7 +145,6 @@ TEMPLATE = """\
 
 
 def launch(order: EngineJob) -> str:
-    """The manifests of all actors of a job."""
     _check(order)
     table, name = order.settings.kubernetes, order.job.job.name
     try:
@@ -164,7 +161,6 @@ def launch(order: EngineJob) -> str:
 
 
 def scale(order: EngineJob, count: int) -> str:
-    """The command that makes ``count`` learners of the order's."""
     _check(order)
     patch = json.dumps({"spec": {"completions": count, "parallelism": count}})
     return (
@@ -223,13 +219,12 @@ def _learners(order: EngineJob) -> str:
 
 
 def _words(command: list[str]) -> str:
-    """A command as a shell reads it, once Kubernetes has put variables in the place of ``$(NAME)``
-    and one ``$`` in that of two."""
+    """Kubernetes puts variables in the place of ``$(NAME)`` and one ``$`` in that of two before a
+    shell reads it."""
     return quoted(command).replace("$", "$$")
 
 
 def _common(order: EngineJob, role: str, actor: str, command: str, key: str) -> dict[str, Any]:
-    """What the manifests of syncers and learners have in common."""
     table, name = order.settings.kubernetes, order.job.job.name
     lines = ["exec " + command]
     mounts, volumes = [], []
@@ -265,7 +260,7 @@ def _common(order: EngineJob, role: str, actor: str, command: str, key: str) -> 
 
 
 def _fields(fields: dict[str, Any], indent: int) -> str:
-    """Fields of the job file as YAML, of which JSON is a part."""
+    """JSON is a part of YAML."""
     return _lines(f"{' ' * indent}{key}: {json.dumps(each)}" for key, each in fields.items())
 
 

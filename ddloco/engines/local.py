@@ -8,7 +8,7 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.terminal import quoted
 
 SUBMIT = ("bash", "-s")
-"""What reads the text and runs it, until all that it started has ended."""
+"""Runs the text until all that it started has ended."""
 
 RESCALE = SUBMIT
 
@@ -76,18 +76,12 @@ done
 
 
 def launch(order: EngineJob) -> str:
-    """The script that runs all actors of a job."""
     syncers = [_syncer(order, each) for each in order.job.syncer_names()]
     what = f"Runs the job {order.job.job.name} on this machine"
     return "".join([_head(order, what), *syncers, *_learners(order, 0, order.learners), TAIL])
 
 
 def scale(order: EngineJob, count: int) -> str:
-    """The script that makes ``count`` learners of the order's.
-
-    Raises:
-        ConfigError: there is no such run.
-    """
     if not (order.folder / "local").is_dir():
         said = "no run that was launched here; --scale changes the learners of one that runs"
         raise ConfigError(f"{order.folder}: {said}")

@@ -10,15 +10,10 @@ from ddloco.stage.files.toml import ConfigError
 
 @dataclass(frozen=True)
 class EngineJob:
-    """A job for an engine.
+    """A job for an engine; paths are absolute.
 
     Attributes:
-        job: the job.
-        settings: its ``[launch]``.
-        file: the absolute path of the job file.
-        folder: the absolute path of the run folder.
         here: the folder from which the task is imported.
-        learners: how many learners.
         overrides: of the job file, from the command line.
     """
 
@@ -32,17 +27,11 @@ class EngineJob:
 
     @property
     def sets(self) -> list[str]:
-        """The overrides as options of a command."""
         return [f"--set={each}" for each in self.overrides]
 
 
 def check_order(order: EngineJob) -> None:
-    """Refuse what no engine could carry out.
-
-    Raises:
-        ConfigError: there are more learners than the job has, it has relays, or a path or an
-            override has more than one line.
-    """
+    """Refuse what no engine could carry out."""
     check_count("--learners", order.learners, order.job)
     check_relays(order.job)
     for path in (order.file, order.folder, order.here):
@@ -54,11 +43,7 @@ def check_order(order: EngineJob) -> None:
 
 
 def check_keys(order: EngineJob) -> None:
-    """Refuse a job of several hosts without keys, unless its network is said to be its own.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """A job of several hosts needs keys, unless its network is said to be its own."""
     transport = order.job.transport
     if not transport.keys and not transport.insecure:
         said = "missing; a syncer listens to other hosts with keys, or with transport.insecure"
@@ -66,11 +51,7 @@ def check_keys(order: EngineJob) -> None:
 
 
 def check_relays(job: Job) -> None:
-    """Refuse a job with relays: no engine knows which of its hosts are one site.
-
-    Raises:
-        ConfigError: it has one.
-    """
+    """No engine knows which of the hosts are one site."""
     for name in job.relay_names():
         raise ConfigError(
             f"relay.{name}: engines place no relays; start its actors with ddloco syncer, ddloco "
@@ -79,10 +60,5 @@ def check_relays(job: Job) -> None:
 
 
 def check_count(option: str, count: int, job: Job) -> None:
-    """Check a number of learners.
-
-    Raises:
-        ConfigError: the job has fewer names, or it is none.
-    """
     if not 1 <= count <= job.job.learners:
         raise ConfigError(f"{option} {count}: want 1 to {job.job.learners}, which is job.learners")

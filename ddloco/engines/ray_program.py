@@ -5,7 +5,6 @@ import sys
 from ddloco.engines.orders import EngineJob, check_keys
 
 SUBMIT = (sys.executable, "-")
-"""What reads the text and runs it."""
 
 RESCALE = SUBMIT
 
@@ -42,20 +41,12 @@ job.scale({learners})
 
 
 def launch(order: EngineJob) -> str:
-    """The program that starts all actors of a job, and waits for them.
-
-    Raises:
-        ConfigError: the job has no keys; see ``check_keys``.
-    """
+    """The program starts all actors of a job, and waits for them."""
     return _filled(TEXT, order, order.learners)
 
 
 def scale(order: EngineJob, count: int) -> str:
-    """The program that finds a running job by its folder, and changes its learners.
-
-    Raises:
-        ConfigError: as ``launch``.
-    """
+    """The program finds a running job by its folder, and changes its learners."""
     return _filled(SCALE, order, count)
 
 

@@ -12,7 +12,6 @@ from ddloco.stage.process.terminal import quoted
 from snapshot.storage import is_url
 
 SUBMIT = ("bash", "-s")
-"""What reads the text and submits it."""
 
 RESCALE = SUBMIT
 
@@ -31,7 +30,7 @@ SIGHUP, SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV or SIGTERM. SkyPilot h
 that are final, so it is told of the others."""
 
 OWN = frozenset({"name", "workdir", "run", "num_nodes"})
-"""Fields of a task that are written here, so the job file cannot have them."""
+"""Written here, so the job file cannot have these fields."""
 
 HEAD = """\
 #!/bin/bash
@@ -79,7 +78,6 @@ exit $code
 
 
 def launch(order: EngineJob) -> str:
-    """The script that starts all actors of a job."""
     _check(order)
     parts = [HEAD.format(what=f"Starts the job {order.job.job.name} on SkyPilot")]
     parts += [_syncer(order, each) for each in order.job.syncer_names()]
@@ -87,7 +85,6 @@ def launch(order: EngineJob) -> str:
 
 
 def scale(order: EngineJob, count: int) -> str:
-    """The script that makes ``count`` learners of the order's."""
     _check(order)
     name = order.job.job.name
     if count > order.learners:
@@ -150,24 +147,23 @@ def _command(order: EngineJob, role: str) -> list[str]:
 
 
 def _with_keys(order: EngineJob, command: list[str]) -> str:
-    """A command as a shell reads it, with its keys; the shell knows where its home is."""
+    """The shell knows where its home is."""
     return quoted(command) + (f" --keys {KEYS}" if order.job.transport.keys else "")
 
 
 def _keys(order: EngineJob) -> Path | None:
-    """The folder of keys on this machine; None if the job has none."""
     said = order.job.transport.keys
     return (order.here / said).resolve() if said else None
 
 
 def _address(order: EngineJob, syncer: str) -> str:
-    """The file in the bucket that has the address of a syncer, wherever that runs."""
+    """A file in the bucket, wherever the syncer runs."""
     name = address_file(order.folder, syncer).name
     return f"file:{SHARED}/{order.job.job.name}-{name}"
 
 
 def _task(order: EngineJob, part: str, role: str, script: str, key: str) -> str:
-    """The task of an actor, whose machine gets no other key than ``key``."""
+    """The actor's machine gets no other key than ``key``."""
     fields: dict[str, Any] = dict(getattr(order.settings.skypilot, role))
     mounts: dict[str, Any] = {SHARED: {"source": order.settings.skypilot.bucket, "mode": "MOUNT"}}
     if keys := _keys(order):

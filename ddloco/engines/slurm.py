@@ -9,7 +9,6 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.terminal import quoted
 
 SUBMIT = ("bash", "-s")
-"""What reads the text and submits it."""
 
 RESCALE = SUBMIT
 
@@ -80,7 +79,6 @@ squeue --noheader --array --me --name={name}-learner --format='%K %F_%K' |
 
 
 def launch(order: EngineJob) -> str:
-    """The script that starts all actors of a job."""
     _check(order)
     name, folder = order.job.job.name, quoted([str(order.folder)])
     parts = [INTRODUCTION.format(name=name, folder=folder)]
@@ -90,7 +88,6 @@ def launch(order: EngineJob) -> str:
 
 
 def scale(order: EngineJob, count: int) -> str:
-    """The script that makes ``count`` learners of the order's."""
     _check(order)
     name, folder = order.job.job.name, quoted([str(order.folder)])
     if count < order.learners:
@@ -117,7 +114,7 @@ def _check(order: EngineJob) -> None:
 
 
 def _processes(order: EngineJob) -> int:
-    """How many nodes a learner has, which is the same for all, since they are one array."""
+    """The same for all learners, since they are one array."""
     job = order.job
     counts = {name: job.worker_of(name).processes for name in job.learner_names()}
     first = counts[job.learner_names()[0]]
@@ -169,7 +166,7 @@ def _learners(order: EngineJob, first: int, count: int) -> str:
 
 
 def _address(order: EngineJob, syncer: str) -> str:
-    """The file that has the address of a syncer, wherever that runs."""
+    """Wherever the syncer runs."""
     return f"file:{address_file(order.folder, syncer)}"
 
 
