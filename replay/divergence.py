@@ -6,7 +6,7 @@ from typing import Any, Literal
 Aspect = Literal["clock", "effects", "message", "result", "exception"]
 
 CONTEXT_EVENTS = 4
-"""How many events of the actor before the first difference are shown."""
+"""Shown before the first difference."""
 
 VALUE_CHARS_MAX = 2000
 """Longest printed form of an expected or actual value."""
@@ -46,7 +46,6 @@ class Divergence(Exception):  # noqa: N818, a difference is a finding, not an er
     tensor: str = ""
 
     def __str__(self) -> str:
-        """One line: where, and what kind of difference."""
         return f"{self.actor}:{self.number} differs in its {self.aspect}"
 
     def report(self) -> str:

@@ -25,7 +25,7 @@ class Playable(Protocol):
 
     @property
     def clock(self) -> ActorClock:
-        """The clock as of the event handled last."""
+        """As of the event handled last."""
         ...
 
     @property
@@ -33,9 +33,7 @@ class Playable(Protocol):
         """The entries that this event added to the clock, without the actor's own."""
         ...
 
-    def handle(self, at: float, event: Any) -> Sequence[Any]:
-        """Handle one event; returns its effects."""
-        ...
+    def handle(self, at: float, event: Any) -> Sequence[Any]: ...
 
 
 class Player(Generic[E]):

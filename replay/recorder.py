@@ -36,7 +36,7 @@ class Recorder:
         self._writer = writer
         self._on_error: OnError = on_error
         self.dropped: str | None = None
-        """Why recording was given up; empty if it was not."""
+        """None if recording was not given up."""
 
     def event(self, n: int, at: float, learned: dict[str, int], event: Any) -> None:
         """Record event ``n`` before it is handled; ``learned`` are the entries that it adds to the

@@ -132,7 +132,6 @@ class Stepper(Generic[A]):
         return self.step
 
     def _enter(self, after: int, actor: A) -> None:
-        """Continue after event ``after`` with the actor as it was then."""
         self.actor = actor
         self.step: Step | None = None
         self._entered = after

@@ -51,7 +51,7 @@ _TAIL = Pack("<I")
 
 
 PLAIN_NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
-"""The form of an incarnation's name, which is part of file names."""
+"""It is part of file names."""
 
 
 class TapeError(ValueError):
@@ -75,13 +75,11 @@ class UnwrittenError(TapeError):
 
 
 class NoTapesError(TapeError):
-    """A folder in which tapes were to be is missing, or has none."""
-
     def __init__(self, folder: Path, problem: str) -> None:
         super().__init__(folder, 0, problem)
 
     def line(self, path: Path | str, byte: int, problem: str) -> str:
-        """The text; there is no byte to name."""
+        """There is no byte to name."""
         del byte
         return f"{path}: {problem}"
 
@@ -218,7 +216,7 @@ class TapeWriter:
 
 
 def header_problem(header: TapeHeader) -> str | None:
-    """What no recorder would have written into a header; None where it is as it should be."""
+    """None where the header is as it should be."""
     if not (is_incarnation(header.incarnation) and PLAIN_NAME.fullmatch(header.incarnation)):
         return f"header: {header.incarnation[:80]!r} is no incarnation; want NAME.NUMBER"
     if header.after < 0 or header.part < 0:
@@ -236,8 +234,8 @@ def header_problem(header: TapeHeader) -> str | None:
 
 
 class TapeEntry(NamedTuple):
-    """A place at which a tape can be entered: after event ``number``, at ``byte``, where the chain
-    of checks stood at ``chain``."""
+    """A tape can be entered after event ``number``, at ``byte``, where the chain of checks stood at
+    ``chain``."""
 
     number: int
     byte: int
@@ -245,14 +243,12 @@ class TapeEntry(NamedTuple):
 
 
 BLOCK_BYTES = 2**16
-"""A tape is read in blocks of so many bytes."""
 
 MARK_EVENTS = 512
-"""Events between two marks. Reading so many records takes about two milliseconds."""
+"""Reading so many records takes about two milliseconds."""
 
 
 def _are_zeros(file: IO[bytes]) -> bool:
-    """Whether the rest of a file is."""
     while block := file.read(BLOCK_BYTES):
         if block.strip(b"\0"):
             return False

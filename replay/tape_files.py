@@ -30,18 +30,13 @@ from replay.tape import (
 )
 
 EVENT_SEPARATOR = "@"
-"""Stands in a file's name before the event that it begins after; in no actor's name."""
+"""In a file's name before the event that it begins after; in no actor's name."""
 
 RUNS_NAMED = 2
-"""Run folders that are named when a folder of runs is given for one of them."""
 
 
 def follow(writer: TapeWriter, after: int, clock: dict[str, int]) -> TapeWriter:
-    """The next file of a chain, after event ``after``, where the actor's clock was ``clock``.
-
-    Raises:
-        TapeError: it cannot be made; the old file is as it was.
-    """
+    """The old file is as it was if the next one cannot be made."""
     old = writer.header
     header = msgspec.structs.replace(old, after=after, clock=clock, part=old.part + 1)
     path = writer.path.with_name(f"{old.incarnation}{EVENT_SEPARATOR}{after}{SUFFIX}")
@@ -79,8 +74,6 @@ def whose(path: Path) -> tuple[str, int]:
 
 
 class Chain(Tape):
-    """Several files of one incarnation, read as one tape."""
-
     def __init__(self, files: Sequence[Tape]) -> None:
         first = files[0]
         self.path, self.header, self.events = first.path, first.header, first.header.after
@@ -91,11 +84,7 @@ class Chain(Tape):
         self.files = tuple(files)
 
     def records(self, after: int = 0) -> Iterator[Event | Effects | Raised | Closed]:
-        """Read the records of every event after number ``after``.
-
-        Raises:
-            TapeError: a file is damaged, or does not begin where the one before it ends.
-        """
+        """Raises TapeError if a file is damaged, or does not begin where the one before it ends."""
         entered = max(sum(file.header.after <= after for file in self.files), 1) - 1
         last = self.files[entered].header.after
         before: Tape | None = None
@@ -167,7 +156,7 @@ def open_tapes(
 
 
 def _without_tapes(folder: Path) -> str:
-    """What is wrong with a folder that has no tapes, and the newest run folders in it."""
+    """Also names the newest run folders in it."""
     if not folder.is_dir():
         return "no such folder"
     tapes = {path: path.stat().st_mtime for path in folder.glob("*/tapes") if path.is_dir()}
@@ -189,7 +178,6 @@ def _named(path: Path, *, salvage: bool) -> Tape:
 
 
 def _joined(files: list[Tape]) -> Tape:
-    """The files of one incarnation as one tape, scanned."""
     files = sorted(files, key=lambda each: (each.header.part, each.header.after))
     for one, other in pairwise(files):
         if one.header.part == other.header.part:

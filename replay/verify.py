@@ -27,14 +27,11 @@ class Receipt:
 
 
 ReceiptOf = Callable[[dict[str, Any]], Receipt | None]
-"""Reads a receipt out of an event as plain data, None for any other event; raises ValueError if it
-cannot be read."""
+"""None for other events; raises ValueError if the event cannot be read."""
 
 
 @dataclass
 class TapeMoment:
-    """One event for causal sorting."""
-
     actor: str
     number: int
     clock: VectorClock
@@ -116,7 +113,7 @@ def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[TapeVerdict, list[Ta
 
 
 def _receipt(each: Tape, record: tape.Event, receipt_of: ReceiptOf) -> Receipt | None:
-    """What an event says of a message; events of any kind have their fields by name."""
+    """Events of any kind have their fields by name."""
     problem = "it has no fields"
     try:
         event = msgspec.msgpack.decode(record.event)
@@ -131,7 +128,6 @@ def _receipt(each: Tape, record: tape.Event, receipt_of: ReceiptOf) -> Receipt |
 
 
 def _succeeded(name: str, known: list[str]) -> bool:
-    """Whether a newer incarnation of the same actor is known."""
     actor, number = actor_of(name), number_of(name)
     return any(actor_of(each) == actor and number_of(each) > number for each in known)
 
@@ -139,7 +135,7 @@ def _succeeded(name: str, known: list[str]) -> bool:
 def _improbable(
     me: str, clock: VectorClock, receipt: Receipt, before: Receipt | None
 ) -> str | None:
-    """Why this message cannot have come now, if so."""
+    """None if the message can have come now."""
     if receipt.sender not in receipt.clock:
         return f"a message of {receipt.sender} without its own count"
     if receipt.clock.get(me, 0) > clock[me]:
