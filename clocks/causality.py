@@ -23,21 +23,17 @@ class CausalityError(ValueError):
 
 
 class Clocked(Protocol):
-    """What sorting needs of an event: its actor, its number, and its clock."""
-
     @property
-    def actor(self) -> str:
-        """The actor that handled the event."""
-        ...
+    def actor(self) -> str: ...
 
     @property
     def number(self) -> int:
-        """The event's number in that actor's sequence, from 1 without gaps."""
+        """From 1 without gaps."""
         ...
 
     @property
     def clock(self) -> "VectorClock":
-        """The event's clock, including its own number."""
+        """Including the event's own number."""
         ...
 
 
