@@ -96,7 +96,7 @@ class ActorClock:
         return learned
 
     def _take_each(self, heard: Mapping[str, int], source: str) -> dict[str, int]:
-        """Makes room for entries that are new."""
+        """Raise the entries one by one, and make room for those that are new."""
         counts, changed, sources = self._counts, self._changed, self._source
         learned: dict[str, int] = {}
         for name, count in heard.items():
@@ -113,7 +113,7 @@ class ActorClock:
         return learned
 
     def _take_whole(self, heard: Mapping[str, int], source: str) -> dict[str, int]:
-        """Where all of the entries exist."""
+        """The same where all of them have entries."""
         counts = self._counts
         learned = {name: count for name, count in heard.items() if count > counts[name]}
         learned.pop(self.me, None)
@@ -173,7 +173,7 @@ class ActorClock:
         return delta
 
     def _like_said(self, number: int) -> dict[str, int] | None:
-        """A delta computed for another event, if no entry changed between the two events.
+        """Return a delta computed for another event if no entry changed between the two events.
 
         If many peers were last told at different events, they then share one delta.
         """

@@ -28,12 +28,12 @@ class Clocked(Protocol):
 
     @property
     def number(self) -> int:
-        """From 1 without gaps."""
+        """The event's number in that actor's sequence, from 1 without gaps."""
         ...
 
     @property
     def clock(self) -> "VectorClock":
-        """Including the event's own number."""
+        """The event's clock, including its own number."""
         ...
 
 

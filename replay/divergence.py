@@ -6,7 +6,7 @@ from typing import Any, Literal
 Aspect = Literal["clock", "effects", "message", "result", "exception"]
 
 CONTEXT_EVENTS = 4
-"""Shown before the first difference."""
+"""How many events of the actor before the first difference are shown."""
 
 VALUE_CHARS_MAX = 2000
 """Longest printed form of an expected or actual value."""

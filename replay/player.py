@@ -25,7 +25,7 @@ class Playable(Protocol):
 
     @property
     def clock(self) -> ActorClock:
-        """As of the event handled last."""
+        """The clock as of the event handled last."""
         ...
 
     @property

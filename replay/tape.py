@@ -51,7 +51,7 @@ _TAIL = Pack("<I")
 
 
 PLAIN_NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
-"""It is part of file names."""
+"""The form of an incarnation's name, which is part of file names."""
 
 
 class TapeError(ValueError):
@@ -79,7 +79,7 @@ class NoTapesError(TapeError):
         super().__init__(folder, 0, problem)
 
     def line(self, path: Path | str, byte: int, problem: str) -> str:
-        """There is no byte to name."""
+        """The text; there is no byte to name."""
         del byte
         return f"{path}: {problem}"
 
@@ -216,7 +216,7 @@ class TapeWriter:
 
 
 def header_problem(header: TapeHeader) -> str | None:
-    """None where the header is as it should be."""
+    """What no recorder would have written into a header; None where it is as it should be."""
     if not (is_incarnation(header.incarnation) and PLAIN_NAME.fullmatch(header.incarnation)):
         return f"header: {header.incarnation[:80]!r} is no incarnation; want NAME.NUMBER"
     if header.after < 0 or header.part < 0:
@@ -234,8 +234,8 @@ def header_problem(header: TapeHeader) -> str | None:
 
 
 class TapeEntry(NamedTuple):
-    """A tape can be entered after event ``number``, at ``byte``, where the chain of checks stood at
-    ``chain``."""
+    """A place at which a tape can be entered: after event ``number``, at ``byte``, where the chain
+    of checks stood at ``chain``."""
 
     number: int
     byte: int
@@ -245,7 +245,7 @@ class TapeEntry(NamedTuple):
 BLOCK_BYTES = 2**16
 
 MARK_EVENTS = 512
-"""Reading so many records takes about two milliseconds."""
+"""Events between two marks. Reading so many records takes about two milliseconds."""
 
 
 def _are_zeros(file: IO[bytes]) -> bool:

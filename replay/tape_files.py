@@ -30,13 +30,13 @@ from replay.tape import (
 )
 
 EVENT_SEPARATOR = "@"
-"""In a file's name before the event that it begins after; in no actor's name."""
+"""Stands in a file's name before the event that it begins after; in no actor's name."""
 
 RUNS_NAMED = 2
 
 
 def follow(writer: TapeWriter, after: int, clock: dict[str, int]) -> TapeWriter:
-    """The old file is as it was if the next one cannot be made."""
+    """The next file of a chain; if it cannot be made, the old file is as it was."""
     old = writer.header
     header = msgspec.structs.replace(old, after=after, clock=clock, part=old.part + 1)
     path = writer.path.with_name(f"{old.incarnation}{EVENT_SEPARATOR}{after}{SUFFIX}")
@@ -84,7 +84,8 @@ class Chain(Tape):
         self.files = tuple(files)
 
     def records(self, after: int = 0) -> Iterator[Event | Effects | Raised | Closed]:
-        """Raises TapeError if a file is damaged, or does not begin where the one before it ends."""
+        """Read the records of every event after number ``after``; raises TapeError if a file is
+        damaged, or does not begin where the one before it ends."""
         entered = max(sum(file.header.after <= after for file in self.files), 1) - 1
         last = self.files[entered].header.after
         before: Tape | None = None
@@ -156,7 +157,7 @@ def open_tapes(
 
 
 def _without_tapes(folder: Path) -> str:
-    """Also names the newest run folders in it."""
+    """What is wrong with a folder that has no tapes, and the newest run folders in it."""
     if not folder.is_dir():
         return "no such folder"
     tapes = {path: path.stat().st_mtime for path in folder.glob("*/tapes") if path.is_dir()}

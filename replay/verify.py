@@ -27,7 +27,8 @@ class Receipt:
 
 
 ReceiptOf = Callable[[dict[str, Any]], Receipt | None]
-"""None for other events; raises ValueError if the event cannot be read."""
+"""Reads a receipt out of an event as plain data, None for any other event; raises ValueError if it
+cannot be read."""
 
 
 @dataclass
@@ -113,7 +114,7 @@ def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[TapeVerdict, list[Ta
 
 
 def _receipt(each: Tape, record: tape.Event, receipt_of: ReceiptOf) -> Receipt | None:
-    """Events of any kind have their fields by name."""
+    """What an event says of a message; events of any kind have their fields by name."""
     problem = "it has no fields"
     try:
         event = msgspec.msgpack.decode(record.event)
@@ -135,7 +136,7 @@ def _succeeded(name: str, known: list[str]) -> bool:
 def _improbable(
     me: str, clock: VectorClock, receipt: Receipt, before: Receipt | None
 ) -> str | None:
-    """None if the message can have come now."""
+    """Why this message cannot have come now, if so."""
     if receipt.sender not in receipt.clock:
         return f"a message of {receipt.sender} without its own count"
     if receipt.clock.get(me, 0) > clock[me]:

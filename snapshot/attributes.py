@@ -32,7 +32,7 @@ WANT = (
 
 
 def attributes(thing: object) -> Iterator[tuple[str, Any]]:
-    """Without cached properties."""
+    """An object's slots and instance attributes, without cached properties."""
     for name in _slots(type(thing)):
         try:
             yield name, getattr(thing, name)
@@ -45,7 +45,7 @@ def attributes(thing: object) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def _slots(cls: type) -> tuple[str, ...]:
-    """As they are stored: ``__x`` is ``_Class__x``."""
+    """The names of a class's slots as they are stored: ``__x`` is ``_Class__x``."""
     found: list[str] = []
     for base in reversed(cls.__mro__):
         own = base.__dict__.get("__slots__", ())
@@ -261,7 +261,7 @@ def _once(value: object, place: str, seen: dict[int, str]) -> None:
 
 
 def _field_names(value: object) -> tuple[str, ...] | None:
-    """None for anything but a struct or a dataclass."""
+    """The fields of a struct or a dataclass; None for anything else."""
     if isinstance(value, msgspec.Struct):
         return value.__struct_fields__
     if is_dataclass(value) and not isinstance(value, type):
@@ -270,7 +270,7 @@ def _field_names(value: object) -> tuple[str, ...] | None:
 
 
 def _difference(one: Any, other: Any) -> str:
-    """Empty if a value that was read is the one that was written."""
+    """How a value that was read differs from the one that was written; empty if it does not."""
     kinds = type(one), type(other)
     if kinds in {(int, float), (float, float)}:  # An int is a float where that is declared.
         same = one == other or (math.isnan(one) and math.isnan(other))

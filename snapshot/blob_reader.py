@@ -35,7 +35,7 @@ DAMAGED = "is not what was written: its digest differs"
 
 
 def read_manifest(place: Place, snapshot: str) -> Manifest:
-    """By name or id; raises SnapshotError, which names the file, if it is missing or damaged."""
+    """Read a manifest by its snapshot's name or id; raises SnapshotError, which names the file."""
     name = file_of(snapshot)
     try:
         return decode_manifest(_whole(place, name).tobytes(), id_of(snapshot))
@@ -60,7 +60,7 @@ class Listed:
 
 
 def read_all(place: Place) -> list[Listed]:
-    """Newest first; unreadable ones come last, sorted by name."""
+    """All manifests, newest first; unreadable ones come last, sorted by name."""
     good: list[tuple[int, str, Manifest]] = []
     bad: list[Listed] = []
     for name in place.files(MANIFESTS):
@@ -90,7 +90,7 @@ def read_blob(place: Place, digest: str) -> NDArray[np.uint8]:
 
 
 def read_piece(place: Place, digest: str) -> tuple[Entry, ...]:
-    """The list of blobs that a participant wrote together; raises as ``read_blob`` does."""
+    """Read the list of blobs that a participant wrote together; raises as ``read_blob`` does."""
     data = read_blob(place, digest).tobytes()
     try:
         entries = decode_piece(data)
@@ -102,7 +102,7 @@ def read_piece(place: Place, digest: str) -> tuple[Entry, ...]:
 
 
 def blob_problem(place: Place, digest: str, size: int, progress: Progress) -> str | None:
-    """None if the blob is intact."""
+    """Read a whole blob and return what is wrong with it; None if it is intact."""
     name = blob_name(digest)
     try:
         found = place.stat(name)

@@ -59,7 +59,7 @@ class ChannelRecorder(Struct, Generic[C, M], forbid_unknown_fields=True):
         self.newest = dict(former.newest)
 
     def see(self, snapshot: str) -> None:
-        """Whether or not this participant takes part in it."""
+        """Mark a snapshot as seen, whether or not this participant takes part in it."""
         initiator, number = split(snapshot)
         self.newest.pop(initiator, None)
         self.newest[initiator] = number
@@ -67,13 +67,13 @@ class ChannelRecorder(Struct, Generic[C, M], forbid_unknown_fields=True):
             del self.newest[next(iter(self.newest))]
 
     def begin(self, snapshot: str, incoming: Collection[C]) -> None:
-        """The participant's state is recorded now; ``incoming`` are its channels."""
+        """Begin a cut: the participant's state is recorded now; ``incoming`` are its channels."""
         assert self.new(snapshot), "asked before"
         self.see(snapshot)
         self.open[snapshot] = Cut(snapshot, dict.fromkeys(incoming))
 
     def heard(self, channel: C, message: M) -> int:
-        """Returns in how many cuts the message was in flight."""
+        """Record a message in every cut for which it was in flight; returns how many there are."""
         times = 0
         for cut in self.open.values():
             if channel in cut.awaited:
@@ -82,13 +82,13 @@ class ChannelRecorder(Struct, Generic[C, M], forbid_unknown_fields=True):
         return times
 
     def marked(self, snapshot: str, channel: C) -> None:
-        """Later messages on this channel are after the cut."""
+        """A marker arrived: later messages on this channel are after the cut."""
         cut = self.open.get(snapshot)
         if cut is not None:
             cut.awaited.pop(channel, None)
 
     def broken(self, channel: C, reason: str) -> None:
-        """No cut waits for the channel's marker any longer."""
+        """A channel broke: no cut waits for its marker any longer."""
         for cut in self.open.values():
             if channel in cut.awaited:
                 del cut.awaited[channel]
@@ -101,7 +101,7 @@ class ChannelRecorder(Struct, Generic[C, M], forbid_unknown_fields=True):
             cut.awaited.clear()
 
     def drop(self, snapshot: str) -> list[M]:
-        """Returns the messages that were recorded for the cut, complete or not."""
+        """Forget a cut, complete or not; returns the messages that were recorded for it."""
         cut = self.open.pop(snapshot, None)
         return [message for said in cut.in_flight.values() for message in said] if cut else []
 

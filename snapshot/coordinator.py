@@ -52,7 +52,7 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
                 self.awaiting[peer] = None
 
     def gone(self, who: str, reason: str) -> None:
-        """Do not wait for its part; one that has arrived still counts."""
+        """A participant left: do not wait for its part; a part that has arrived still counts."""
         self.left.setdefault(who, reason)
         self.awaiting.pop(who, None)
 
@@ -61,7 +61,8 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
         return not self.awaiting or bool(self._doom())
 
     def awaited(self) -> list[str]:
-        """Sorted by name as bytes; empty if the initiator's own part has failed."""
+        """The participants whose part is awaited, sorted by name as bytes; empty if the initiator's
+        own part has failed."""
         return [] if self._doom() else _ordered(self.awaiting)
 
     def give_up(self, reason: str) -> None:
@@ -73,7 +74,8 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
         return {who: self.parts[who] for who in _ordered(self.parts) if who not in absent}
 
     def absent(self) -> dict[str, str]:
-        """Sorted by name as bytes. Valid once no part is awaited any more."""
+        """The participants that are left out, and why, sorted by name as bytes. Valid once no part
+        is awaited any more."""
         absent = self._missing()
         whole = [who for who in _ordered(self.parts) if who not in absent]
         odds = self._odds(whole)
@@ -97,7 +99,7 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
         return {who: absent[who] for who in _ordered(absent)}
 
     def _missing(self) -> dict[str, str]:
-        """The participants without a part, or whose part could not be written."""
+        """The participants without a part, or whose part could not be written, and why."""
         missing: dict[str, str] = {}
         for who in _ordered(self.parts):
             part = self.parts[who]
@@ -109,7 +111,7 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
         return missing
 
     def _odds(self, whole: list[str]) -> dict[str, dict[str, str]]:
-        """For each participant, those that cannot be included together with it; without
+        """For each participant, those that cannot be included together with it, and why; without
         participants that have no conflict."""
         odds: dict[str, dict[str, str]] = {}
         for one, other in self._doubtful(whole):
@@ -139,7 +141,7 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
     def _dispensable(
         self, who: str, odds: Mapping[str, Mapping[str, str]]
     ) -> tuple[bool, bool, int, int]:
-        """The smallest rank is left out first.
+        """The rank of a participant for being left out; the smallest rank is left out first.
 
         Those in conflict with the initiator go first, then those with the most conflicts, then
         those with fewer peers. The initiator itself is never left out.
@@ -152,7 +154,7 @@ class SnapshotCoordinator(Struct, forbid_unknown_fields=True):
         return own.failed if own is not None else self.left.get(self.initiator, "")
 
     def problem(self, present: Mapping[str, Part]) -> str | None:
-        """None if the parts in ``present`` are a consistent cut."""
+        """Why the parts in ``present`` are not a consistent cut; None if they are."""
         doom = self._doom()
         if doom:
             return f"{self.initiator}, who began it: {doom}"

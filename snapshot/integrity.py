@@ -15,12 +15,12 @@ class Needed:
 
     size: int
     what: str
-    """Text for users."""
+    """What the blob is and who wrote it, as text for users."""
 
 
 @dataclass(slots=True)
 class Inventory:
-    """Includes the pieces, as far as they can be read."""
+    """The blobs of a snapshot by digest, including its pieces, as far as pieces can be read."""
 
     blobs: dict[str, Needed] = field(default_factory=dict[str, Needed])
     pieces: dict[str, tuple[Entry, ...]] = field(default_factory=dict[str, tuple[Entry, ...]])
@@ -30,7 +30,7 @@ class Inventory:
 
     @property
     def nbytes(self) -> int:
-        """Each blob is counted once."""
+        """The bytes of all blobs, each counted once."""
         return sum(needed.size for needed in self.blobs.values())
 
 
@@ -65,7 +65,7 @@ def _add(place: Place, found: Inventory, who: str, entry: Entry) -> None:
 
 
 def lacking(place: Place, inventory: Inventory) -> list[str]:
-    """One line for each blob that is missing or has a wrong size; no blob is read."""
+    """Describe blobs that are missing or have a wrong size, one line each; no blob is read."""
     problems = list(inventory.problems)
     for digest, needed in inventory.blobs.items():
         name = blob_name(digest)
@@ -79,7 +79,7 @@ def lacking(place: Place, inventory: Inventory) -> list[str]:
 
 
 def manifest_problem(manifest: Manifest) -> str | None:
-    """None if a manifest's parts are those of a consistent cut."""
+    """Why a manifest's parts are not those of a consistent cut; None if they are."""
     clocks = {part.who: part.clock for part in manifest.parts}
     if len(clocks) != len(manifest.parts):
         return "two of its parts are of one participant"

@@ -44,7 +44,7 @@ class LocalStorage:
     # Blobs.
 
     def add(self, views: Sequence[memoryview]) -> Blob:
-        """The blob is hashed first, at a third of the cost of writing."""
+        """Write a blob unless it exists. It is hashed first, at a third of the cost of writing."""
         size, digest = sum(map(len, views)), digest_of(views)
         if self._freshened(digest, size):
             return Blob(digest, size, new=False)
@@ -53,8 +53,8 @@ class LocalStorage:
         return Blob(digest, size, new=True)
 
     def _freshened(self, digest: str, size: int) -> bool:
-        """If a blob exists with the right size, its age is reset. One of another size is written
-        again."""
+        """Whether a blob exists with the right size; if so, its age is reset. A blob of another
+        size is written again."""
         path = self._root / blob_name(digest)
         try:
             if os.stat(path).st_size != size:
@@ -103,7 +103,7 @@ class LocalStorage:
         return True
 
     def put(self, name: str, data: bytes) -> None:
-        """After a crash of the host the file may be the previous one."""
+        """Write or replace a file; after a crash of the host it may be the previous one."""
         above = str(Path(name).parent) if "/" in name else MANIFESTS
         with (
             self._partial(above, [memoryview(data)], durable=False) as partial,
@@ -136,7 +136,7 @@ class LocalStorage:
             return os.stat(self._root).st_mtime
 
     def open(self, name: str) -> AbstractContextManager[Readable]:
-        """Raises DamagedError if it is not a regular file."""
+        """Open a file for reading; raises DamagedError if it is not a regular file."""
         try:
             return open_regular(self._root / name)
         except OSError as error:
@@ -159,7 +159,7 @@ class LocalStorage:
         return found
 
     def remove(self, name: str) -> None:
-        """One that does not exist is no error."""
+        """Remove a file; one that does not exist is no error."""
         with _told(self._root / name, "removed"), suppress(FileNotFoundError):
             os.unlink(self._root / name)
 
@@ -186,7 +186,7 @@ class LocalStorage:
                 os.unlink(partial)
 
     def _make(self, folder: Path) -> None:
-        """Folders outside the blobs are synced now, those of blobs at commit."""
+        """Create a folder. Folders outside the blobs are synced now, those of blobs at commit."""
         missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
         for each in reversed(missing):
             with suppress(FileExistsError):
@@ -202,7 +202,7 @@ def _file(stat: os.stat_result) -> File:
 
 
 def write_file(path: Path, views: Sequence[memoryview], *, durable: bool = True) -> None:
-    """The file must not exist; with ``durable`` it is on the disk when this returns."""
+    """Write a file that must not exist; with ``durable`` it is on the disk when this returns."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         for chunk in chunks(views):

@@ -116,7 +116,7 @@ def id_of(snapshot: str) -> str:
 
 
 def file_of(snapshot: str) -> str:
-    """Given the snapshot's name or id."""
+    """The file of a snapshot's manifest, given its name or id."""
     return f"{MANIFESTS}/{id_of(snapshot)}{SUFFIX}"
 
 
@@ -126,8 +126,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes, id: str) -> Manifest:  # noqa: A002, an id is what it is
-    """Raises SnapshotError if it is something else, or another snapshot's manifest; the caller adds
-    the file's name."""
+    """Read what ``encode_manifest`` wrote; raises SnapshotError if it is something else, or another
+    snapshot's manifest. The caller adds the file's name."""
     try:
         sealed = msgspec.json.decode(data, type=_Sealed)
         raw = bytes(sealed.manifest)

@@ -35,11 +35,12 @@ ONE_REQUEST_BYTES = 8 * 2**20
 """Blobs up to this size are sent in one request; larger ones in parts, directly from the arrays."""
 
 TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
-"""The names under which fsspec's file systems report it."""
+"""The names under which fsspec's file systems report the time of the last write."""
 
 
 class ObjectStorage:
-    """Raises SnapshotError if fsspec, or its support for such a URL, is not installed."""
+    """A URL, such as ``s3://bucket/snapshots``; raises SnapshotError if its packages are
+    missing."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -61,7 +62,7 @@ class ObjectStorage:
             return any(self._files.exists(self._at(each)) for each in (MANIFESTS, BLOBS))
 
     def add(self, views: Sequence[memoryview]) -> Blob:
-        """An existing blob that is no longer young is sent again.
+        """Upload a blob unless it exists; an existing blob that is no longer young is sent again.
 
         There is no other way to reset its age. Ages are measured by this host's clock, which most
         stores require to be right within minutes anyway. If a store reports no times, retention
@@ -100,13 +101,14 @@ class ObjectStorage:
             raise
 
     def _remove_torn(self, name: str, size: int) -> None:
-        """Some file systems show a partial object; a complete one of another writer is kept."""
+        """Remove a partial object, which some file systems show; keep a complete one of another
+        writer."""
         there = self._info(name)
         if there is not None and there.size != size:
             self._files.rm_file(self._at(name))
 
     def create(self, name: str, data: bytes, *, exclusive: bool = False) -> bool:
-        """In one request that the store itself rejects if the file exists."""
+        """Write a file that must not exist, in one request that the store itself rejects if so."""
         with self._told(name, "written"):
             try:
                 self._pipe(name, data, mode="create")
@@ -132,7 +134,7 @@ class ObjectStorage:
             self._pipe(name, data)
 
     def settle(self, names: Sequence[str]) -> None:
-        """What a store has accepted is durable."""
+        """Do nothing: what a store has accepted is durable."""
 
     def stat(self, name: str) -> File | None:
         with self._told(name, "read"):
@@ -156,12 +158,12 @@ class ObjectStorage:
         return {name[start:]: _file(found[name]) for name in sorted(found)}
 
     def remove(self, name: str) -> None:
-        """One that does not exist is no error."""
+        """Remove a file; one that does not exist is no error."""
         with self._told(name, "removed"), suppress(FileNotFoundError):
             self._files.rm_file(self._at(name))
 
     def set_aside(self, name: str) -> None:
-        """Object stores cannot rename."""
+        """Copy a file to another name and remove it, since object stores cannot rename."""
         with self._told(name, "renamed"), suppress(FileNotFoundError):
             self._files.mv(self._at(name), self._at(f"{name}{ASIDE}"))
 

@@ -100,7 +100,7 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def memoryview_of(data: NDArray[np.uint8]) -> memoryview:
-    """Before Python 3.12 type checkers do not know the buffer protocol."""
+    """The memory of an array; before Python 3.12 type checkers do not know the buffer protocol."""
     return memoryview(cast("Any", data))
 
 
@@ -110,7 +110,8 @@ def packed_start(head: bytes | bytearray) -> int:
 
 
 def unpack(data: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-    """Sorted by name, as views of ``data``; raises PackingError."""
+    """The arrays in bytes from ``pack``, sorted by name, as views of ``data``; raises
+    PackingError."""
     try:
         start = packed_start(data[:LENGTH_BYTES].tobytes())
         if start > len(data):

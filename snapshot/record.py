@@ -17,7 +17,7 @@ CONTENTS = 2
 """What a participant writes for a snapshot: its state, and the messages in flight to it."""
 
 REASON_CHARS_MAX = 1000
-"""Of why a part could not be written; it appears in logs and manifests."""
+"""Length of the reason why a part could not be written; it appears in logs and manifests."""
 
 
 class Part(msgspec.Struct, frozen=True):

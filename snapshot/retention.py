@@ -38,7 +38,7 @@ class Removed:
 
 
 def retain(place: Place, *, run: str, keep: int, every: int, grace_s: float) -> Removed:
-    """See ``Store.retain``."""
+    """Remove old snapshots, then the blobs that no snapshot names; see ``Store.retain``."""
     if not place.exists():
         return Removed((), 0, 0)
     # Blobs are listed before manifests. A snapshot committed later has blobs that are young now or
@@ -83,7 +83,7 @@ def retain(place: Place, *, run: str, keep: int, every: int, grace_s: float) -> 
 
 
 def _begun_from(manifests: list[Manifest]) -> set[str]:
-    """Replaying the tapes of runs that were resumed from these snapshots needs them."""
+    """Snapshots from which runs in this store were resumed; replaying their tapes needs them."""
     return {str(each.facts[BEGAN_FROM]) for each in manifests if each.facts.get(BEGAN_FROM)}
 
 
@@ -94,7 +94,7 @@ def _partials(place: Place) -> dict[str, File]:
 def _stop_unless_read(
     place: Place, unreadable: list[str], inventories: Mapping[str, Inventory]
 ) -> None:
-    """The cause may be temporary, such as a missing disk."""
+    """Stop if anything could not be read: the cause may be temporary, such as a missing disk."""
     unread = [problem for each in inventories.values() for problem in each.unread]
     if unread:
         raise StorageError(f"{unread[0]}; nothing was removed")
@@ -113,7 +113,7 @@ def _divided(
     keep: int,
     every: int,
 ) -> tuple[list[Manifest], list[Manifest]]:
-    """Those to keep, and those to remove, oldest first.
+    """The snapshots to keep, and those to remove, oldest first.
 
     A snapshot is removed when ``keep`` newer ones have all that it has: the kinds of actors, and
     all blobs. So one of a syncer alone does not drive out those from which learners can continue.
@@ -132,7 +132,7 @@ def _divided(
 
 
 def _kinds(manifest: Manifest) -> frozenset[str]:
-    """``learner`` for learner-3.2."""
+    """What kinds of actors a snapshot has: ``learner`` for learner-3.2."""
     return frozenset(re.sub(r"-[0-9]+$", "", actor_of(part.who)) for part in manifest.parts)
 
 

@@ -52,7 +52,7 @@ class StorageError(OSError):
 
 
 def cannot(file: str, what: str, error: BaseException) -> StorageError:
-    """As one line, with the error number kept."""
+    """An error of the system or an object store as one line, with the error number kept."""
     said = getattr(error, "strerror", None) or str(error) or type(error).__name__
     found = StorageError(f"{file}: cannot be {what}: {' '.join(str(said).split())}")
     found.errno = getattr(error, "errno", None)
@@ -76,7 +76,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """Some stores do not report when a file was written."""
+    """A file in a listing; some stores do not report when it was written."""
 
     size: int
     written_at: float | None
@@ -84,7 +84,7 @@ class File:
 
 class Readable(Protocol):
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Returns the number of bytes, 0 at the end."""
+        """Fill the buffer as far as possible; returns the number of bytes, 0 at the end."""
         ...
 
 
@@ -145,7 +145,8 @@ class Place(Protocol):
 
 
 def blob_name(digest: str) -> str:
-    """Raises SnapshotError if it is not a digest; digests may come from the network."""
+    """The name of a blob's file; raises SnapshotError for no digest, which may come from the
+    network."""
     if not DIGEST.fullmatch(digest):
         raise SnapshotError(f"{digest!r}: want a digest in hexadecimal, 64 characters")
     return f"{BLOBS}/{digest[:2]}/{digest}"
@@ -163,7 +164,7 @@ def digest_of(views: Sequence[memoryview]) -> str:
 
 
 def chunks(views: Sequence[memoryview]) -> Iterator[memoryview]:
-    """Without copying."""
+    """The bytes in chunks, without copying."""
     for view in views:
         for at in range(0, len(view), CHUNK_BYTES):
             yield view[at : at + CHUNK_BYTES]

@@ -36,7 +36,7 @@ T = TypeVar("T")
 NEWEST = "latest"
 
 SHOWN_MAX = 3
-"""``verify`` reports all of them."""
+"""Problems named in one error line; ``verify`` reports all of them."""
 
 
 class Store:
@@ -111,7 +111,7 @@ class Store:
         return whole
 
     def _point_at(self, id_: str) -> None:
-        """Its failure does not affect the commit."""
+        """Update the pointer for users; its failure does not affect the commit."""
         with suppress(StorageError):
             self._place.put(LATEST, f"{id_}\n".encode())
 
@@ -127,7 +127,7 @@ class Store:
         return [each for each in listed if not self.run or _run_of(each) == self.run]
 
     def _check_one_run(self) -> None:
-        """Otherwise the newest would not be well defined."""
+        """Raise unless the snapshots belong to one run, so that the newest is well defined."""
         if self.run:
             return
         runs = sorted({_run_of(each) for each in self.snapshots() if each.manifest is not None})
@@ -183,7 +183,7 @@ class Store:
         return read(self.load(snapshot))
 
     def _candidates(self, snapshot: str) -> list[Manifest]:
-        """Empty if the manifest cannot be read; of ``latest`` all, newest first."""
+        """The manifest of a snapshot, if it can be read; of ``latest`` all, newest first."""
         if snapshot == NEWEST:
             self._check_one_run()
             return [each.manifest for each in self.snapshots() if each.manifest is not None]
@@ -296,7 +296,7 @@ class Store:
 
 
 def _run_of(each: Listed) -> str:
-    """If its manifest cannot be read, as in the file's name."""
+    """The run of a snapshot; if its manifest cannot be read, as in the file's name."""
     if each.manifest is not None:
         return each.manifest.run
     run, _, _ = each.id.rpartition("_")

@@ -17,7 +17,7 @@ NOWHERE = ("192.0.2.1", 9)
 
 
 def host_of(address: str) -> str:
-    """Empty for other addresses than tcp."""
+    """The host of a tcp address, as it is written; empty for other addresses."""
     return address.removeprefix(TCP).rpartition(":")[0] if address.startswith(TCP) else ""
 
 
@@ -26,14 +26,14 @@ def is_ipv6(address: str) -> bool:
 
 
 def listens_on_ipv6(address: str) -> bool:
-    """On all interfaces a socket must speak IPv6 if this machine has no way into a network of
-    IPv4."""
+    """Whether a socket that listens there must speak IPv6: on all interfaces it must if this
+    machine has no way into a network of IPv4."""
     return is_ipv6(address) or (host_of(address) == "*" and not _has_ipv4())
 
 
 async def dials_ipv6(address: str) -> bool:
-    """A name must be dialled over IPv6 that has no address of IPv4. What cannot be resolved now is
-    looked up by libzmq, again and again."""
+    """Whether a socket that dials there must speak IPv6: a name must that has no address of IPv4.
+    What cannot be resolved now is looked up by libzmq, again and again."""
     host = host_of(address)
     if not host or is_ipv6(address) or re.fullmatch(r"[0-9.]+", host):
         return is_ipv6(address)

@@ -87,7 +87,7 @@ class Message(Generic[B]):
 
 
 DIGEST_BYTES = 8
-"""xxh3-64, at the header's end."""
+"""Bytes of a header's digest, xxh3-64, at its end."""
 
 
 def sealed(words: bytes) -> bytes:
@@ -210,7 +210,7 @@ def layout_problem(layout: Sequence[tuple[str, tuple[int, ...], str]]) -> str | 
 
 
 def _in_place(piece: Buffer) -> Bytes:
-    """Not copied if its address allows reading elements there."""
+    """A piece as an array, not copied if its address allows reading elements there."""
     data = np.frombuffer(piece, np.uint8)
     return data if data.ctypes.data % WORD_BYTES == 0 else data.copy()
 

@@ -59,11 +59,11 @@ loopback."""
 CONNECTIONS_MIN = 64
 DESCRIPTORS_SHARE = 2
 """Peers may use at most half of the process's file descriptors: tapes, logs, snapshots and workers
-need the others."""
+need the others, and a flood of connections must be detected before the last one is used."""
 
 HANDSHAKE_S_MAX = 10.0
-"""Seconds from when it was accepted, after which libzmq closes a connection without a handshake. It
-is a few round trips, one of which may wait for a busy process."""
+"""A connection that has not completed its handshake in this time, in seconds from when it was
+accepted, is closed by libzmq. It is a few round trips, one of which may wait for a busy process."""
 
 READMITTED_S, READMITTED_FACTOR, READMITTED_S_MAX = 1.0, 2.0, 30.0
 """Whose connection was cut for what it sent is admitted again after this time, which grows with
@@ -75,10 +75,11 @@ FORGIVEN_S = 600.0
 """Who was not cut for this time, in seconds, begins with the first delay again."""
 
 OFFENDERS_MAX = 1024
-"""Beyond it the one cut longest ago is forgotten."""
+"""Offenders that are remembered; beyond that the one cut longest ago is forgotten."""
 
 NEWS_MAX = 1024
-"""Reports that wait for the event loop; the oldest are discarded, as only the newest is shown."""
+"""Reports of cut connections and failed handshakes that wait for the event loop; the oldest are
+discarded, as only the newest is shown."""
 
 WATCH_S = 1.0
 """How often the thread looks for connections if libzmq reports none; it also bounds how long the
@@ -107,8 +108,8 @@ Cut = Callable[[str, str], None]
 class Connection:
     """One accepted connection.
 
-    Attributes:
-        inode: of its descriptor; the kernel may reuse the descriptor's number later.
+    Args:
+        inode: inode of its descriptor; the kernel may reuse the descriptor's number later.
         address: the peer's address without its port; empty if it is not tcp.
         heard_at: when it was accepted or last sent a message.
         owner: the name that belongs to its key; empty until its first message, and without keys.
@@ -152,7 +153,7 @@ class Offenders:
         """By name; the one cut most recently is last."""
 
     def add(self, who: str, now: float) -> None:
-        """Each time doubles the delay."""
+        """Remember that a connection of ``who`` was cut; each time doubles its delay."""
         known = self._known.pop(who, None)
         if known is not None and now < known.admitted_at:
             # Another of its connections, opened before the first was cut.
@@ -166,7 +167,7 @@ class Offenders:
         self._known[who] = Offender(now, delay_s)
 
     def wait_s(self, who: str, now: float) -> float:
-        """At most 0 if ``who`` is admitted."""
+        """How long ``who`` is not admitted yet, in seconds; at most 0 if it is."""
         known = self._known.get(who)
         return known.admitted_at - now if known is not None else 0.0
 
@@ -212,8 +213,8 @@ class Connections:
         return len(self._there)
 
     def heard(self, descriptor: int, owner: str = "") -> bool:
-        """False if the message is to be dropped: its connection was cut, or is cut now that its
-        ``owner`` is known."""
+        """Record that a message arrived over that connection; False if it is to be dropped, because
+        the connection was cut, or is cut now that its ``owner`` is known."""
         now = time.monotonic()
         if not self._knows(descriptor) and not self._closed:
             self._take_told()  # Libzmq reports a connection before its first message.
@@ -228,8 +229,8 @@ class Connections:
             return not owner or self._admits(descriptor, owner, now)
 
     def spoke(self, descriptor: int) -> None:
-        """A connection of which a message was not dropped is not cut to make room while there are
-        others."""
+        """Record that a message was not dropped: its connection is not cut to make room while there
+        are others."""
         there = self._there.get(descriptor)
         if there is not None:
             there.spoke = True
@@ -245,7 +246,8 @@ class Connections:
         await self._look()
 
     async def aclose(self) -> None:
-        """Call this before closing the socket: `ctx.term` waits for an open monitor for ever."""
+        """Stop watching. Call this before closing the socket: `ctx.term` waits for an open monitor
+        for ever."""
         self._closed = True
         if not self._listening.closed:
             self._listening.disable_monitor()  # The thread reads that it was, and ends.
@@ -254,7 +256,7 @@ class Connections:
         self._told.close()
 
     def _knows(self, descriptor: int) -> bool:
-        """False for a descriptor that belongs to a later connection by now."""
+        """Whether the descriptor belongs to a connection that was reported, not to a later one."""
         there = self._there.get(descriptor)
         return there is not None and there.inode == _inode(descriptor)
 
@@ -283,9 +285,9 @@ class Connections:
             )
 
     def _least_missed(self, newest: int) -> int:
-        """While one that was cut is still open, which it is until its messages are read, shutting
-        down another that sent messages may free nothing; so the newest goes, which sent none
-        yet."""
+        """The connection to shut down, for there are too many. While one that was cut is still
+        open, which it is until its messages are read, shutting down another that sent messages may
+        free nothing; so the newest goes, which sent none yet."""
         there = self._there
         if any(each.cut for each in there.values()):
             return newest
@@ -300,7 +302,7 @@ class Connections:
     # In both.
 
     def _take_told(self) -> None:
-        """Until there is no more, which clears the edge of its FD."""
+        """Take what libzmq reports until there is no more, which clears the edge of its FD."""
         while True:
             with self._lock:  # It guards the monitor as well, which two threads must not read.
                 if not int(self._told.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
@@ -324,7 +326,7 @@ class Connections:
         return wait_s <= 0.0
 
     def _offended(self, descriptor: int, reason: str) -> None:
-        """With keys, all connections of the same actor are shut down."""
+        """Shut a connection down for what it sent; with keys, all of the same actor."""
         there = self._there.get(descriptor)
         if there is None or there.cut:
             return
@@ -396,8 +398,9 @@ def connections_max() -> int:
 
 
 def _break(peer: socket.socket) -> None:
-    """After `shutdown` libzmq would continue reading for as long as the peer sends. Connecting the
-    socket to `AF_UNSPEC` resets a tcp connection at once and discards its unread bytes."""
+    """Break a connection whose descriptor libzmq will close. After `shutdown` libzmq would continue
+    reading for as long as the peer sends. Connecting the socket to `AF_UNSPEC` resets a tcp
+    connection at once and discards its unread bytes."""
     nowhere = struct.pack("=H14x", socket.AF_UNSPEC)
     if peer.family == socket.AF_UNIX or _libc.connect(peer.fileno(), nowhere, len(nowhere)):
         with suppress(OSError):
@@ -415,7 +418,7 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
 
 
 def _address(descriptor: int) -> tuple[str, int]:
-    """An empty address if it is not tcp, or closed by now."""
+    """The peer's address and port; an empty one if it is not tcp, or closed by now."""
     with suppress(OSError), _borrowed(descriptor) as peer:
         name: Any = peer.getpeername()
         if isinstance(name, tuple):
@@ -431,7 +434,7 @@ def _inode(descriptor: int) -> int | None:
 
 
 def _received(descriptor: int) -> int | None:
-    """None if the kernel cannot tell.
+    """The bytes that the kernel has received for a connection; None if it cannot tell.
 
     A thousand learners have two thousand connections, so this is called 20,000 times a second. A
     socket object for each call would take three times as long.
@@ -445,7 +448,7 @@ def _received(descriptor: int) -> int | None:
 
 
 def _waiting(descriptor: int) -> int:
-    """0 if the connection has just been closed."""
+    """The bytes of a connection that libzmq has not read yet; 0 if it has just been closed."""
     waiting = array.array("i", [0])
     with suppress(OSError):
         fcntl.ioctl(descriptor, termios.FIONREAD, waiting)

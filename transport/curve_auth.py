@@ -56,13 +56,13 @@ def refuse_old_protocols(socket: zmq.Socket[Any]) -> None:
 
 
 def new_pair() -> tuple[str, str]:
-    """Public key, secret key, both in Z85."""
+    """Make a key pair: public key, secret key, both in Z85."""
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 
 
 def public_of(secret: str) -> str:
-    """Raises `ValueError` if `secret` is not a key."""
+    """The public key of a secret key; raises `ValueError` if `secret` is not a key."""
     check_key(secret)
     return zmq.curve_public(secret.encode()).decode()
 
@@ -95,7 +95,7 @@ class Curve:
     renew: Callable[[], object] = field(default=_stay, repr=False, compare=False)
 
     def owner(self, peer: str) -> str | None:
-        """``learner-3`` for ``learner-3.2``; None if unknown."""
+        """The name whose key a peer uses: ``learner-3`` for ``learner-3.2``; None if unknown."""
         actor = actor_of(peer)
         if actor in self.public:
             return actor
@@ -103,7 +103,8 @@ class Curve:
         return group if group in self.shared and group in self.public else None
 
     def seal(self, socket: zmq.Socket[Any], peer: str) -> None:
-        """Raises `ValueError` if the peer's key is unknown."""
+        """Make a dialling socket accept only ``peer``; raises `ValueError` if its key is
+        unknown."""
         self.renew()
         owner = self.owner(peer)
         if owner is None:
@@ -151,7 +152,7 @@ class CurveGate:
         return next((name for name, each in self._curve.public.items() if each == key), None)
 
     def failed(self, code: int) -> None:
-        """`code` is libzmq's error code of a handshake that failed before ZAP was asked."""
+        """Report a handshake that failed before ZAP was asked; `code` is libzmq's error code."""
         self.refused(Refusal(_REASONS.get(code, "it breaks the protocol")))
 
     async def run(self) -> None:
@@ -159,7 +160,7 @@ class CurveGate:
             await self._zap_handler.answer()
 
     async def aclose(self) -> None:
-        """Call this before closing the socket."""
+        """Stop guarding; call this before closing the socket."""
         await self._zap_handler.dismiss(self._domain)
 
 
@@ -177,13 +178,13 @@ class _ZapHandler:
         self._socket.bind(ZAP_ADDRESS)
 
     def admit(self, gate: CurveGate) -> str:
-        """Returns its domain."""
+        """Start answering for a gate; returns its domain."""
         domain = f"gate-{next(self._numbers)}"
         self._gates[domain] = gate
         return domain
 
     async def dismiss(self, domain: str) -> None:
-        """Close after the last gate; repeated calls are allowed."""
+        """Stop answering for a gate, and close after the last; repeated calls are allowed."""
         gate = self._gates.pop(domain, None)
         if gate is not None and not self._gates:
             del _zap_handlers[self._context]
@@ -193,7 +194,7 @@ class _ZapHandler:
             await self._socket.aclose()
 
     async def answer(self) -> None:
-        """Several tasks may answer at once."""
+        """Answer requests; several tasks may do so at once."""
         while True:
             asker, _, _, request, domain, address, _, mechanism, *credentials = [
                 bytes(part) for part in await self._socket.recv_multipart()
@@ -207,7 +208,7 @@ class _ZapHandler:
     def _judge(
         self, domain: str, address: str, mechanism: bytes, credentials: list[bytes]
     ) -> str | None:
-        """None, and reported, if the key is unknown."""
+        """The name that belongs to the dialler's key; None, and reported, if the key is unknown."""
         gate = self._gates.get(domain)
         if gate is None or mechanism != b"CURVE":
             return None

@@ -62,12 +62,12 @@ class SharedFiles(Protocol):
     """Memory whose bytes may be read by other processes in place of being sent."""
 
     def filenos(self) -> tuple[int, ...]:
-        """-1 for a file that does not exist."""
+        """The descriptors of its files; -1 for one that does not exist."""
         ...
 
     def place_of(self, part: Frame) -> tuple[int, int] | None:
-        """The number of the file and the offset; None if the bytes lie elsewhere. They must stay as
-        they are for as long as the part exists."""
+        """The number of the file and the offset at which the bytes of a part lie; None if they lie
+        elsewhere. They must stay as they are for as long as the part exists."""
         ...
 
 
@@ -212,7 +212,7 @@ class Endpoint(Protocol):
 
 
 def check_route(route: str) -> bytes:
-    """Raises `ValueError` if it is not a valid route."""
+    """The wire form of a route; raises `ValueError` if it is not a valid route."""
     wire = route.encode()
     if not 0 < len(wire) <= ROUTE_BYTES_MAX:
         raise ValueError(f"a route has 1 to {ROUTE_BYTES_MAX} bytes, this one {len(wire)}")
@@ -222,12 +222,12 @@ def check_route(route: str) -> bytes:
 
 
 def check_frames(frames: Sequence[Buffer]) -> tuple[Frame, ...]:
-    """Checked before the first part is queued: if an invalid one were found after it, the next
-    message would be appended to this one.
+    """The parts as flat byte buffers, all checked before the first one is queued.
 
-    Raises `ValueError` for a part that is not contiguous, too large, or of a type without a buffer
-    format (send bfloat16 as `.view(uint8)`), and for too few or too many parts; `TypeError` for a
-    part that is not a buffer.
+    If an invalid part were found after another was queued, the next message would be appended to
+    this one. Raises `ValueError` for a part that is not contiguous, too large, or of a type without
+    a buffer format (send bfloat16 as `.view(uint8)`), and for too few or too many parts;
+    `TypeError` for a part that is not a buffer.
     """
     if not 0 < len(frames) <= PARTS_MAX:
         raise ValueError(f"a message has 1 to {PARTS_MAX} parts, this one {len(frames)}")
@@ -239,7 +239,7 @@ def check_frames(frames: Sequence[Buffer]) -> tuple[Frame, ...]:
 
 
 def flat_frames(frames: Sequence[Buffer]) -> tuple[Frame, ...]:
-    """Raises as `check_frames` does, except for limits."""
+    """The parts as flat byte buffers; raises as `check_frames` does, except for limits."""
     return tuple(part if type(part) is bytes else _flat(part) for part in frames)
 
 

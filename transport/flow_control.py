@@ -31,7 +31,7 @@ class OutboxFullError(Exception):
 
 
 class QueuedMessage(Struct, Generic[B], frozen=True, forbid_unknown_fields=True):
-    """A message before it has a sequence number and a clock."""
+    """A queued message, before it has a sequence number and a clock."""
 
     body: B
     payload: str = ""
@@ -46,14 +46,14 @@ class Outbox(Struct, Generic[B], forbid_unknown_fields=True):
     waiting: list[QueuedMessage[B]] = []
 
     def pass_through(self) -> bool:
-        """Whether a message may be sent at once; then it is counted as sent."""
+        """Whether a message may be sent at once; if so, it is counted as sent."""
         if self.waiting or self.sent - self.taken >= self.window:
             return False
         self.sent += 1
         return True
 
     def put(self, message: QueuedMessage) -> QueuedMessage | None:
-        """Returns the older message that it replaced, if any."""
+        """Queue a message; returns the older one that it replaced, if any."""
         if message.key:
             for index in range(len(self.waiting) - 1, -1, -1):
                 older = self.waiting[index]
@@ -66,13 +66,13 @@ class Outbox(Struct, Generic[B], forbid_unknown_fields=True):
         return None
 
     def put_first(self, message: QueuedMessage) -> None:
-        """If credit messages queued behind others, two sides that both wait for credit would wait
-        for ever."""
+        """Queue a message that needs no credit before everything else: if credit messages queued
+        behind others, two sides that both wait for credit would wait for ever."""
         assert message.free_of_charge, "whatever costs credit waits its turn"
         self.waiting.insert(0, message)
 
     def credited(self, taken: int) -> None:
-        """The total taken in; the largest report counts."""
+        """The receiver has taken in ``taken`` messages in total; the largest report counts."""
         self.taken = max(self.taken, taken)
 
     def release(self) -> list[QueuedMessage]:

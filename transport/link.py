@@ -163,7 +163,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         return event.seq == (link.lanes[event.lane].incoming.expected if known else 0)
 
     def _objection(self, hello: Hello) -> Refused | None:
-        """None for a peer that can take part."""
+        """The reply to a Hello from a peer that cannot take part; None for one that can."""
         difference = disagreement(self.agreement or {}, hello.agreement)
         if difference is not None:
             return Refused(difference)
@@ -310,7 +310,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
                 return self._lost(event)
 
     def _lost(self, event: MessageArrived[Any]) -> Heard:
-        """The dialling side must shake hands again."""
+        """Handle a message of an unknown session: the dialling side must shake hands again."""
         heard, effects = self._stale()
         link = self.links.get(event.peer)
         if link is None or link.dialled is None:
@@ -320,7 +320,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
     def _numbered(
         self, at: float, link: Link, lane: LaneState, event: MessageArrived[Any]
     ) -> Heard:
-        """Only the next sequence number is accepted."""
+        """Handle a message on an open lane; only the next sequence number is accepted."""
         if event.sender != link.incarnation:
             reason = f"{event.sender} speaks in the session of {link.incarnation}"
             return self._break(at, link, event, reason)
@@ -383,9 +383,10 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         return [*effects, SetTimer(Redial(link.peer), at + wait)]
 
     def _hello(self, at: float, event: MessageArrived[Any], hello: Hello) -> Heard:
-        """A session number below the current one or far above it is answered with a Reset that
-        names the number to exceed, for a peer that lost count or whose count another process has
-        raised. If the Hello was merely late, its sender ignores the Reset as stale."""
+        """Handle Hello on the listening side. A session number below the current one or far above
+        it is answered with a Reset that names the number to exceed, for a peer that lost count or
+        whose count another process has raised. If the Hello was merely late, its sender ignores the
+        Reset as stale."""
         link = self.links.get(event.peer)
         if self.agreement is None or (link is not None and link.dialled is not None):
             return self._stale()
@@ -499,7 +500,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         return heard, effects + more
 
     def _lose(self, at: float, link: Link, reason: str) -> Heard:
-        """The dialling side tries again a little later."""
+        """Close a link; the dialling side tries again a little later."""
         heard, effects = self._down(link, reason)
         if link.dialled is None:
             del self.links[link.peer]
@@ -511,7 +512,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         return heard, effects
 
     def _watch(self, at: float, link: Link, lane: Lane) -> list[Effect]:
-        """Check later whether any credit arrived for what is queued."""
+        """A message is queued for lack of credit: check later whether any credit arrived."""
         state = link.lanes[lane]
         if state.watched is not None:
             return []

@@ -75,7 +75,8 @@ def new_lanes() -> dict[Lane, LaneState]:
 
 
 class Link(Struct, Generic[B], forbid_unknown_fields=True):
-    """``dialled`` is the agreement of a link dialled here, None on the listening side."""
+    """One peer: its current session and lanes; ``dialled`` is the agreement of a link dialled here,
+    None on the listening side."""
 
     peer: str
     dialled: dict[str, str] | None
@@ -103,7 +104,7 @@ class Link(Struct, Generic[B], forbid_unknown_fields=True):
 
 
 def disagreement(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
-    """None if they are equal."""
+    """The first entry on which two agreements differ, as text; None if they are equal."""
     if ours == theirs:
         return None
     for key in sorted({*ours, *theirs}):
@@ -122,7 +123,7 @@ class AcceptedRuns(Struct, forbid_unknown_fields=True):
     settled: bool = False
 
     def objection(self, run: str) -> str | None:
-        """None if a member of ``run`` can take part."""
+        """Why a member of ``run`` cannot take part; None if it can."""
         if not run or not self.own or run in (self.own, *self.joined):
             return None
         if not self.settled and len(self.joined) < RUNS_MAX:

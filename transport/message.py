@@ -66,16 +66,16 @@ class Refused(Body, frozen=True):
 
 
 class Reset(Body, frozen=True):
-    """The dialling side must shake hands again, with a session above ``beyond`` if that is
-    given."""
+    """A session is unknown or broken: the dialling side must shake hands again, with a session
+    above ``beyond`` if that is given."""
 
     reason: Reason
     beyond: Count | None = None
 
 
 class Credit(Body, frozen=True):
-    """Messages of ``lane`` taken in during this session, and how many bytes of the next one have
-    arrived."""
+    """How many messages of ``lane`` the sender of this has taken in during this session, and how
+    many bytes of the next one have arrived."""
 
     lane: Lane
     taken: Count
@@ -134,5 +134,5 @@ class Chunk(Struct, frozen=True, tag="chunk", forbid_unknown_fields=True):
 
 
 def encoder() -> msgspec.msgpack.Encoder:
-    """One encoder for everything that is hashed or sent, so that its bytes are unique."""
+    """The one encoder for everything that is hashed or sent, so that its bytes are unique."""
     return msgspec.msgpack.Encoder(order="deterministic")

@@ -53,7 +53,7 @@ def tensor_bytes(meta: TensorMeta) -> int:
 
 
 def payload_bytes(tensors: Iterable[TensorMeta]) -> int:
-    """Including padding."""
+    """The bytes of a whole payload, including padding."""
     return sum(aligned(tensor_bytes(meta)) for meta in tensors)
 
 
@@ -72,7 +72,8 @@ class Pieces:
         self._starts = [0, *accumulate(map(len, parts[:-1]))]
 
     def __getitem__(self, span: slice) -> Bytes:
-        """Copied only if the span, which has a start and a stop, lies in more than one array."""
+        """The bytes of a span, which has a start and a stop; they are copied only if they lie in
+        more than one array."""
         first = bisect_right(self._starts, span.start) - 1
         found: list[Bytes] = []
         for start, part in zip(self._starts[first:], self._parts[first:], strict=True):
@@ -185,7 +186,7 @@ def copy_payload(source: Bytes, tensors: Sequence[tuple[str, tuple[int, ...], st
 class ArrivingDigests:
     def __init__(self, tensors: Sequence[TensorMeta]) -> None:
         self.broken: str | None = None
-        """The first complete tensor whose bytes do not match its digest."""
+        """The name of the first complete tensor whose bytes do not match its digest."""
         self._tensors = iter(tensors)
         self._meta: TensorMeta | None = None
         self._digest = xxhash.xxh3_128()
@@ -218,7 +219,7 @@ class ArrivingDigests:
 
 
 def broken_tensor(payload: Payload) -> str | None:
-    """None if all match their digests."""
+    """The name of the first tensor whose bytes do not match its digest; None if all match."""
     digests = ArrivingDigests(payload.tensors)
     for part in payload.pieces:
         digests.update(part.data)

@@ -49,7 +49,7 @@ class LinkSender(Struct, forbid_unknown_fields=True):
     def number(
         self, link: Link, lane: Lane, state: LaneState, body: Body, payload: str = ""
     ) -> Transmit[Any]:
-        """Sequence number and clock are assigned when a message really leaves."""
+        """Assign the sequence number and the clock, at the time when a message really leaves."""
         # The first message of a lane carries the whole clock: the peer may be a new incarnation.
         delta = self.clock.since(state.told, link.incarnation if state.told else "")
         state.told = self.clock.number

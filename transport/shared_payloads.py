@@ -51,7 +51,8 @@ of a lane. Beyond it bytes are sent."""
 FILES_MAX = 4
 
 PEERS_MAX = 1_024
-"""As many as a job has learners; each has a descriptor and mapped files."""
+"""Peers that one endpoint shares memory with, as many as a job has learners; each has a descriptor
+and mapped files."""
 
 RETURNED_MAX = 512
 
@@ -65,8 +66,8 @@ ASK_AGAIN_S = 5.0
 """How long a side that wants to share waits before it asks again for the name of the socket."""
 
 HELLO, FILES, READY, RETURNED, LEAVING = b"H", b"F", b"K", b"R", b"L"
-"""Who dials, with its files; the files of the other side; that these are known; loans; that nothing
-more may be lent."""
+"""The kinds of packets: who dials, with its files; the files of the other side; that these are
+known; loans; that nothing more may be lent."""
 
 SUPPORTED = sys.platform == "linux"
 
@@ -84,14 +85,14 @@ class Loans:
         return len(self._lent)
 
     def lend(self, part: Frame) -> int:
-        """Keep a part until its loan is returned."""
+        """Keep a part until its loan is returned; returns the loan."""
         loan = self._next
         self._lent[loan] = part
         self._next += 1
         return loan
 
     def withdraw(self, loan: int) -> None:
-        """Forget the newest loan, whose message was not sent."""
+        """Forget the newest loan: its message was not sent."""
         assert loan == self._next - 1, "it is the newest"
         del self._lent[loan]
         self._next = loan
@@ -106,7 +107,7 @@ class Loans:
 
 
 class MappedFiles:
-    """The files of one peer, mapped read-only, and the ranges being read.
+    """The receiver's side: the files of one peer, mapped read-only, and the ranges being read.
 
     It exists, and keeps the connection open, for as long as a range is read. It closes ``files``
     and ``link``; any thread may call ``tell``, when there are loans to return.
@@ -123,7 +124,7 @@ class MappedFiles:
         weakref.finalize(self, _close, files, link).atexit = False
 
     def part(self, reference: Frame) -> memoryview:
-        """The loan of a reference is returned once nothing refers to its bytes."""
+        """The bytes that a reference names; its loan is returned once nothing refers to them."""
         if len(reference) != REFERENCE.size:
             raise SharingError(f"a reference of {len(reference)} bytes, not {REFERENCE.size}")
         loan, number, offset, nbytes = REFERENCE.unpack(reference)
@@ -148,7 +149,7 @@ class MappedFiles:
         self._tell()
 
     def _mapping(self, number: int, stop: int) -> mmap.mmap:
-        """A file may have grown since it was mapped."""
+        """A mapping of a file that reaches to ``stop``; a file may have grown."""
         mapped = self._mapped.get(number)
         if mapped is not None and len(mapped) >= stop:
             return mapped
@@ -199,7 +200,7 @@ class SharingPeer:
         self._theirs: MappedFiles | None = None
 
     def reference(self, part: Frame) -> tuple[int, bytes] | None:
-        """None if the part cannot be lent."""
+        """Lend a part; returns its loan and its reference, or None if it cannot be lent."""
         if not self.ready or len(self._loans) >= LOANS_MAX:
             return None
         place = self._own.place_of(part)
@@ -218,7 +219,7 @@ class SharingPeer:
         return self._theirs.part(reference)
 
     def give_back(self) -> None:
-        """As far as there is room now."""
+        """Return the loans of what is not read any more, as far as there is room now."""
         while self._theirs is not None and (loans := self._theirs.returned()):
             if not self._send(RETURNED + struct.pack(f">{len(loans)}Q", *loans)):
                 self._theirs.keep(loans)
@@ -232,7 +233,7 @@ class SharingPeer:
         self._send(FILES, self._descriptors())
 
     def _descriptors(self) -> list[int]:
-        """For reading only; `_send` closes them."""
+        """Descriptors of this side's files for reading only, which `_send` closes."""
         filenos, found = self._own.filenos(), list[int]()
         with contextlib.ExitStack() as opened:
             for number in self._passed:
@@ -243,7 +244,7 @@ class SharingPeer:
         return found
 
     def _send(self, packet: bytes, files: Sequence[int] = ()) -> bool:
-        """False if there is no room; a broken connection is seen by who receives."""
+        """Send a packet if there is room; a broken connection is seen by who receives."""
         try:
             if files:
                 socket.send_fds(self._link, [packet], list(files))
@@ -257,7 +258,7 @@ class SharingPeer:
         return True
 
     async def packet(self) -> bytes:
-        """Empty at the end of the connection."""
+        """Wait for a packet, and take it in; empty at the end of the connection."""
         while True:
             try:
                 packet, files, flags, _ = socket.recv_fds(
@@ -311,7 +312,7 @@ class SharingPeer:
         self._loans.clear()
 
     async def _heard(self) -> bool:
-        """False at the end of the connection."""
+        """Wait for a packet, and ignore it; False at the end of the connection."""
         while True:
             try:
                 return bool(self._link.recv(1))
@@ -330,7 +331,7 @@ class SharingPeer:
         return len(self._loans) > 0
 
     def close(self) -> None:
-        """The end stays open while bytes of the other side are read."""
+        """Leave, and close this end; it stays open while bytes of the other side are read."""
         self.leave()
         self._link.close()
 
@@ -353,16 +354,16 @@ class SharedPayloads:
         """Peers that were left while they were reading: what they read stays as it is."""
         self._open = 0
         self._names: dict[str, bytes] = {}
-        """By dialled route, the name that was tried last."""
+        """By dialled route, the name of the socket that was tried last."""
 
     def of(self, route: str, identity: bytes) -> SharingPeer | None:
-        """None unless memory is shared with the connection of this identity."""
+        """The peer of a route, if memory is shared with the connection of this identity."""
         peer = self._peers.get(route)
         return peer if peer is not None and peer.identity == identity else None
 
     def give_back(self) -> None:
-        """Called with each message, so it looks only at peers to which there are loans to
-        return."""
+        """Return the loans of what is not read any more. It is called with each message, so it
+        looks only at peers to which there are some."""
         for _ in range(len(self._returning)):
             self._returning.popleft().give_back()
 
@@ -397,8 +398,8 @@ class SharedPayloads:
                 await peer.ended()
 
     async def connect(self, route: str, identity: bytes, name: bytes) -> None:
-        """Share memory with the endpoint that a route leads to, if it is on this host, until that
-        ends."""
+        """Share memory with the endpoint that a route leads to, if it is on this host; returns at
+        the end of that."""
         if self._names.get(route) == name:
             return
         self._names[route] = name

@@ -50,16 +50,16 @@ class TrioSocket:
         self._excess = excess
         self._fd: int = socket.FD
         self._waiting: trio.CancelScope | None = None
-        """Cancelled when there is a message."""
+        """Of the task that waits for a message; cancelled when there is one."""
         self._events = 0
-        """After the newest libzmq call."""
+        """What the socket could do after the newest libzmq call."""
         self._dropping = False
         self._dropped = 0
         self.source = -1
-        """-1 if the last message came from this process."""
+        """The descriptor of the last message's connection; -1 if it came from this process."""
 
     def bind(self, address: str) -> str:
-        """Returns the address as bound. Port 0 and * mean any free port."""
+        """Listen on `address`; returns it as bound. Port 0 and * mean any free port."""
         if address.startswith("tcp://") and address.endswith(":0"):
             address = address[:-1] + "*"
         try:
@@ -69,7 +69,7 @@ class TrioSocket:
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def speak_ipv6(self) -> None:
-        """IPv4 is spoken beside it."""
+        """Have what it binds and dials from now on be of IPv6, and of IPv4 beside it."""
         self._socket.setsockopt(zmq.IPV6, 1)
         self._learn()
 
@@ -93,7 +93,7 @@ class TrioSocket:
             self._learn()  # these calls consume the edge, like any other
 
     async def recv_multipart(self, parts_max: int = sys.maxsize) -> list[Frame]:
-        """Parts after the first `parts_max` + 1 are dropped."""
+        """Wait for one message; parts after the first `parts_max` + 1 are dropped."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
             try:
@@ -109,7 +109,7 @@ class TrioSocket:
                 return result
 
     def send_multipart_nowait(self, parts: Sequence[Buffer]) -> None:
-        """Raises `trio.WouldBlock` if there is no room."""
+        """Queue one message if there is room, or raise `trio.WouldBlock`."""
         self._try(partial(self._send, flat_frames(parts)))
 
     def linger(self, seconds: float) -> None:
@@ -118,11 +118,11 @@ class TrioSocket:
             self._learn()
 
     def readable(self) -> bool:
-        """Also wakes a task that waits for a message."""
+        """Whether a message can be received; also wakes a task that waits for one."""
         return bool(self._learn() & _IN)
 
     async def aclose(self) -> None:
-        """A waiting task raises `trio.ClosedResourceError`; queued frames linger."""
+        """Close; a waiting task raises `trio.ClosedResourceError`. Queued frames linger."""
         if not self._socket.closed:
             trio.lowlevel.notify_closing(self._fd)
             self._socket.close()
@@ -139,7 +139,7 @@ class TrioSocket:
             self._learn()
 
     def _learn(self) -> int:
-        """Required after every libzmq call."""
+        """Read EVENTS, as is required after every libzmq call, and wake the task that waits."""
         if self._socket.closed:
             return 0
         self._events = events = int(self._socket.getsockopt(_EVENTS))
@@ -175,7 +175,7 @@ class TrioSocket:
         return parts
 
     def _drop(self) -> None:
-        """A limited number of parts at a time."""
+        """Drop the remaining parts of a message with too many, a limited number at a time."""
         receive = partial(self._socket.recv, _NOBLOCK, copy=False)  # Says itself if more follow.
         for _ in range(DROPPED_AT_ONCE):
             more = receive().more

@@ -72,8 +72,8 @@ DEAF_DOUBLINGS_MAX = 4
 away or stopped is not overloaded, and two dials that compete for one identity do so rarely."""
 
 LINE_BYTES_S_MIN = 32 * 1024
-"""The assumed minimum throughput, for the time in which a reply is due: any line used for training
-is faster, and a large message in flight must not be cut off because of its size."""
+"""The assumed minimum throughput of a line, for the time in which a reply is due: any line used for
+training is faster, and a large message in flight must not be cut off because of its size."""
 
 DIVIDER = "\x1f"
 """Separates the route from the secret in an identity; no route contains this character."""
@@ -108,11 +108,11 @@ ADDRESS_CHARS_MAX = 1024
 
 @asynccontextmanager
 async def open_context(io_threads: int = 1) -> AsyncIterator[zmq.Context[Any]]:
-    """On exit, wait for lingering frames in a thread, so that the event loop continues.
+    """Open a ZeroMQ context; on exit wait for lingering frames, then free it.
 
-    The wait is bounded by the sockets' linger time and shielded from cancellation: leaving early
-    would free buffers that libzmq is still sending, which aborts the process. Sockets left open are
-    closed, so that `term` returns.
+    The wait is bounded by the sockets' linger time. It happens in a thread, so that the event loop
+    continues, and is shielded from cancellation: leaving early would free buffers that libzmq is
+    still sending, which aborts the process. Sockets left open are closed, so that `term` returns.
     """
     context: zmq.Context[Any] = zmq.Context(io_threads)
     try:
@@ -125,7 +125,7 @@ async def open_context(io_threads: int = 1) -> AsyncIterator[zmq.Context[Any]]:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """`route` is None for the listening socket, which serves many.
+    """One socket of an endpoint; `route` is None for the listening socket, which serves many.
 
     Of a dialled one, `unheard_since` is since when it has been sending without any reply (None
     while nothing is unanswered), `unheard_bytes` how much it has sent since, and `in_vain` how
@@ -152,11 +152,11 @@ class _Line:
             self.unheard_since = trio.current_time()
 
     def heard(self) -> None:
-        """The peer still associates this line with its sender."""
+        """Record that something arrived: the peer still associates this line with its sender."""
         self.unheard_since, self.unheard_bytes, self.probed, self.in_vain = None, 0, False, 0
 
     def overdue_s(self, deaf_s: float) -> float:
-        """Negative while there is time left."""
+        """How long a reply has been overdue, in seconds; negative while there is time left."""
         if self.unheard_since is None:
             return -deaf_s
         doubled = deaf_s * 2 ** min(self.in_vain, DEAF_DOUBLINGS_MAX)
@@ -207,7 +207,7 @@ class ZmqEndpoint:
         deaf_s: float = DEAF_S,
     ) -> None:
         self.refusals: dict[str, Refusal] = {}
-        """The latest refusal by counter of `statistics`."""
+        """The latest refusal by counter of `statistics`: why, and from which address."""
         self._context = context
         self._linger_s = linger_s
         self._queue_messages_max = queue_messages_max
@@ -328,18 +328,16 @@ class ZmqEndpoint:
             line.said(sum(map(len, sent)))
 
     def share(self, own: SharedFiles) -> None:
-        """Nothing on systems that cannot do it."""
+        """See `Endpoint.share`; nothing on systems that cannot do it."""
         if SUPPORTED:
             self._shared = SharedPayloads(own, self._identity_of, _route_of)
 
     def _sharing_peer(
         self, line: _Line, route: str, identity: bytes, frames: tuple[Frame, ...]
     ) -> SharingPeer | None:
-        """The second part is shared, if it is large.
-
-        Before the first such part a dialled line asks its peer for the name of its socket; until
-        there is an answer, bytes are sent.
-        """
+        """With whom the last part may be shared: the second one, if it is large. Before the first
+        such part a dialled line asks its peer for the name of its socket; until there is an answer,
+        bytes are sent."""
         if self._shared is None:
             return None
         self._shared.give_back()
@@ -354,13 +352,14 @@ class ZmqEndpoint:
         return peer
 
     def _answered(self, line: _Line, name: bytes) -> None:
-        """Only a line that has asked shares memory, if the peer has a socket."""
+        """Share memory with the peer of a dialled line that has asked for the name of its socket,
+        if the peer has one."""
         route, asked = line.route, line.asked_at > -math.inf
         if name and route is not None and asked and self._shared and self._nursery:
             self._nursery.start_soon(self._shared.connect, route, line.identity, name)
 
     def reaches(self, route: str) -> bool:
-        """For peers of the ROUTER, send an unsolicited answer."""
+        """For peers of the ROUTER, send an unsolicited answer; see `Endpoint.reaches`."""
         self._check_open()
         if route in self._dialled or self._listening is None:
             return route in self._dialled
@@ -379,7 +378,7 @@ class ZmqEndpoint:
             line.socket.linger(linger_s)
 
     async def aclose(self) -> None:
-        """`open_context` waits for lingering frames."""
+        """Close every socket. `open_context` waits for lingering frames."""
         self._closed.set()
         for line in self._lines():
             if line.connections is not None:
@@ -421,8 +420,9 @@ class ZmqEndpoint:
             nursery.start_soon(self._mend, line)
 
     async def _look_up(self, deliver: Deliver) -> None:
-        """All lines of a file are reconnected before any of them is reported: a handshake over the
-        first one must not be lost with the next one."""
+        """Reconnect lines whenever the address in their file changes, and say so. All lines of a
+        file are reconnected before any of them is reported: a handshake over the first one must not
+        be lost with the next one."""
         while True:
             await trio.sleep(LOOK_UP_S)
             written = {file: _written_in(file) for file in self._files()}
@@ -439,7 +439,7 @@ class ZmqEndpoint:
         return {line.written_in for line in self._dialled.values() if line.written_in}
 
     def _moves(self, line: _Line, found: str) -> bool:
-        """Returns whether the line led to another address before."""
+        """Reconnect a line to an address; returns whether it led to another one before."""
         before = line.address
         if found == before:
             return False
@@ -510,7 +510,7 @@ class ZmqEndpoint:
                 line.held = None
 
     def _heard(self, line: _Line, parts: list[Frame]) -> Arrival | None:
-        """None if the message is dropped."""
+        """The arrival, or None if it is dropped; its connection is judged by it."""
         if line.connections is None:
             return self._admitted(line, parts)
         source = line.socket.source
@@ -523,7 +523,7 @@ class ZmqEndpoint:
         return arrival
 
     def _admitted(self, line: _Line, parts: list[Frame]) -> Arrival | None:
-        """None, counted, if the message is dropped."""
+        """The arrival, or None, counted, if it is dropped."""
         route, signature = line.route, b"" if line.gate is None else parts.pop(0)
         identity = b""
         if route is None:
@@ -564,7 +564,7 @@ class ZmqEndpoint:
     def _read_in_place(
         self, route: str, identity: bytes, frames: tuple[Frame, ...]
     ) -> tuple[Frame, ...] | None:
-        """None if the bytes that they refer to are not shared."""
+        """The parts, with the bytes that they refer to; None if those are not shared."""
         if len(frames) != PARTS_MAX + 1 or frames[-1] != BY_REFERENCE:
             return frames
         peer = self._shared.of(route, identity) if self._shared is not None else None
@@ -577,7 +577,7 @@ class ZmqEndpoint:
             return None
 
     def _identity_of(self, route: str) -> bytes:
-        """The route itself if no connection owns it."""
+        """The identity of the connection that owns a route; the route itself if none does."""
         holder = self._holders.get(route)
         return holder.identity if holder is not None else route.encode()
 
@@ -614,7 +614,7 @@ class ZmqEndpoint:
 
 
 def _written_in(address: str) -> str:
-    """Empty if there is no file."""
+    """The address in a file; empty if there is none."""
     path = Path(address.removeprefix(FILE))
     try:
         if not path.is_file():  # Opening a FIFO would block.
@@ -626,13 +626,13 @@ def _written_in(address: str) -> str:
 
 
 def _probe(line: _Line) -> None:
-    """The listener then knows of the line before it has messages to send."""
+    """Send a probe, so that the listener knows of the line before it has messages to send."""
     with suppress(trio.WouldBlock):  # Not connected yet.
         line.socket.send_multipart_nowait([PROBE])
 
 
 def _is_there(line: _Line, identity: bytes) -> bool:
-    """Found out by an unsolicited answer."""
+    """Whether a connection of that identity exists, found out by an unsolicited answer."""
     try:
         line.socket.send_multipart_nowait([identity, ANSWER])
     except trio.WouldBlock:
@@ -645,7 +645,7 @@ def _is_there(line: _Line, identity: bytes) -> bool:
 
 
 def _secret_identity(identity: str) -> bytes:
-    """Raises `ValueError` if the name is not a route or is too long."""
+    """An identity for one dial; raises `ValueError` if the name is not a route or is too long."""
     wire = check_route(identity)
     if len(wire) > ROUTE_BYTES_MAX - 1 - 2 * NONCE_BYTES:
         most = ROUTE_BYTES_MAX - 1 - 2 * NONCE_BYTES
@@ -654,7 +654,7 @@ def _secret_identity(identity: str) -> bytes:
 
 
 def _route_of(identity: bytes) -> str | None:
-    """None if invalid, such as those that libzmq generates."""
+    """The route in a peer's identity; None if invalid, such as those that libzmq generates."""
     try:
         route = str(identity, "utf-8").partition(DIVIDER)[0]
         check_route(route)

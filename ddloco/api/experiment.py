@@ -119,7 +119,8 @@ class _Tables(Section, frozen=True):
 
 
 class Experiment(Struct, frozen=True):
-    """For each case ``plain`` has the job and its environment as plain data, overrides included."""
+    """A loaded experiment file; ``plain`` has the job and the environment of each case, with
+    overrides."""
 
     table: ExperimentTable
     cases: tuple[ExperimentCase, ...]
@@ -171,8 +172,8 @@ class Cell(Struct, frozen=True):
     tuned: int | float | None = None
 
     def known(self, experiment: Experiment) -> tuple[CellResult | None, list[str]]:
-        """Its result, if it was run before as it would be now; and what has changed since it was
-        run, in words."""
+        """Return its result, if it was run before as it would be now; and what has changed since it
+        was run, in words."""
         try:
             data = (self.folder / RESULT_FILE).read_bytes()
             found = msgspec.json.decode(data, type=CellResult)
@@ -235,7 +236,7 @@ def _job_of(plain: dict[str, Any], source: str) -> Job:
 
 
 def trials(experiment: Experiment, folder: Path) -> list[Cell]:
-    """The cells that choose the values of the key that is tuned; none without such a key."""
+    """Return the cells that choose the values of the key that is tuned; none without such a key."""
     tune = experiment.table.tune
     if tune is None:
         return []
@@ -249,7 +250,7 @@ def trials(experiment: Experiment, folder: Path) -> list[Cell]:
 
 
 def cells(experiment: Experiment, folder: Path, tried: Sequence[CellResult] = ()) -> list[Cell]:
-    """All cells but the trials, those of the first seed first."""
+    """Return all cells but the trials, those of the first seed first."""
     best = {case.name: best_trial(tried, case.name) for case in experiment.cases}
     return [
         Cell(case.name, seed, folder / f"{number:02}-{seed}", best[case.name])
@@ -259,8 +260,8 @@ def cells(experiment: Experiment, folder: Path, tried: Sequence[CellResult] = ()
 
 
 def best_trial(tried: Sequence[CellResult], case: str) -> int | float | None:
-    """The value with which a case had the lowest mean held-out loss in its trials, the first of
-    several; None if it has none. A trial without a finite loss rules its value out."""
+    """Return the value with which a case had the lowest mean held-out loss in its trials, the first
+    of several; None if it has none. A trial without a finite loss rules its value out."""
     found: dict[int | float, list[float]] = {}
     for each in tried:
         if each.case == case and each.tuned is not None:
@@ -271,7 +272,7 @@ def best_trial(tried: Sequence[CellResult], case: str) -> int | float | None:
 
 
 def run_cell(experiment: Experiment, cell: Cell) -> CellResult:
-    """Raises CellError if a command has failed."""
+    """Run a cell, and keep its result; raises CellError if a command has failed."""
     begun = time.monotonic()
     folder, plain = cell.folder, _plain_of(experiment, cell)
     folder.mkdir(parents=True, exist_ok=True)
@@ -324,7 +325,7 @@ def _plain_of(experiment: Experiment, cell: Cell) -> dict[str, Any]:
 
 
 def _ddloco(cell: Cell, *arguments: str) -> str:
-    """Returns what the command has printed."""
+    """Run a command of ddloco; returns what it has printed."""
     command = [sys.executable, "-m", "ddloco", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
@@ -339,7 +340,7 @@ def _log(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def _result_of(cell: Cell, run: Path, values: dict[str, float], took_s: float) -> CellResult:
-    """From the log and the tapes of the cell's run."""
+    """The result of a cell, from the log and the tapes of its run."""
     lines = list(_log(run))
     found = next((line for line in lines if line["event"] == "result"), {})
     links = report_data(open_job(run)).runs[0].links

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from ddloco.api.experiment import CellResult, Experiment, TuneTable
 
 NOISE_ERRORS = 2.0
-"""Fewer standard errors than this are called no difference."""
+"""A difference of fewer standard errors than this is called none."""
 
 COLUMNS = (
     "case",
@@ -29,14 +29,14 @@ class CaseRow:
 
     @property
     def loss(self) -> str:
-        """The mean of its losses and their standard deviation."""
+        """The mean of its losses and their standard deviation, as text."""
         if not self.losses:
             return "-"
         spread = f" ± {stdev(self.losses):.4f}" if len(self.losses) > 1 else ""
         return f"{fmean(self.losses):.4f}{spread}"
 
     def against(self, other: "CaseRow") -> str:
-        """Return "none" if it is below the noise."""
+        """How much higher its loss is than another's, as text; "none" below the noise."""
         if other is self or not self.losses or not other.losses:
             return "-"
         gap = fmean(self.losses) - fmean(other.losses)
@@ -55,7 +55,7 @@ class CaseRow:
         return f"{scale * fmean(known):,.{digits}f}" if known else "-"
 
     def cells(self, baseline: "CaseRow", other: "CaseRow | None") -> list[str]:
-        """Compared with the baseline, or with ``other``."""
+        """Its cells in the table, compared with the baseline or with ``other``."""
         goodput = self.mean("goodput", 100.0, 1)
         gap = self.against(baseline if other is None else other)
         if other is not None and other is not self:
@@ -73,7 +73,7 @@ class CaseRow:
 
 
 def case_rows(experiment: Experiment, results: Sequence[CellResult]) -> list[CaseRow]:
-    """Of the cases that have results; trials have no row."""
+    """Return the rows of the cases that have results; trials have no row."""
     seeds = experiment.table.seeds
     found = {
         case.name: CaseRow(
@@ -85,7 +85,7 @@ def case_rows(experiment: Experiment, results: Sequence[CellResult]) -> list[Cas
 
 
 def case_table(experiment: Experiment, results: Sequence[CellResult]) -> list[str]:
-    """Lines of a Markdown table."""
+    """Return the results as lines of a Markdown table."""
     rows = case_rows(experiment, results)
     baseline = next((row for row in rows if row.name == experiment.baseline), rows[0])
     paper = {case.name: case.paper for case in experiment.cases}
@@ -106,14 +106,14 @@ def case_table(experiment: Experiment, results: Sequence[CellResult]) -> list[st
 
 
 def said_of_identity(results: Sequence[CellResult]) -> list[str]:
-    """What decides the results beside their settings, as lines of Markdown: one list item for all
-    of them, or several if the task or a version was changed while they ran."""
+    """Return as lines of Markdown what decides the results beside their settings: one list item for
+    all of them, or several if the task or a version was changed while they ran."""
     said = dict.fromkeys(each.identity.said for each in results if each.identity is not None)
     return ["", *(f"* {each}" for each in said)]
 
 
 def _tuned(tune: TuneTable, row: CaseRow) -> str:
-    """The text says whether a better value may lie beyond those tried."""
+    """The value that a case was given, and whether a better one may lie beyond those tried."""
     value = row.results[0].tuned
     if value is None:
         return "-"

@@ -49,13 +49,13 @@ from ddloco.workers.task import TaskError
 from snapshot import id_of
 
 LOOK_S = 0.1
-"""In seconds."""
+"""Between two looks at the log while a snapshot is taken, in seconds."""
 
 WAKE_S = 0.5
-"""In seconds, between two looks for a Ctrl-C while a caller waits for the end."""
+"""Between two looks for a Ctrl-C while a caller waits for the end, in seconds."""
 
 SNAPSHOT_S = 60.0
-"""In seconds, unless the caller says otherwise."""
+"""How long a snapshot may take unless the caller says otherwise, in seconds."""
 
 ENDED = "the job has ended"
 
@@ -399,8 +399,9 @@ class Handle:
             raise
 
     def _wait_for_end(self, timeout: float = math.inf) -> None:
-        """Wakes up every ``WAKE_S`` seconds: the system may deliver the signal of a Ctrl-C to any
-        thread, but Python raises KeyboardInterrupt in the main thread, and only when that runs."""
+        """Wait until the job has ended, and wake up every ``WAKE_S`` seconds: the system may
+        deliver the signal of a Ctrl-C to any thread, but Python raises KeyboardInterrupt in the
+        main thread, and only when that runs."""
         while not self.done and timeout > 0.0:
             futures.wait([self._future], min(timeout, WAKE_S))
             timeout -= WAKE_S

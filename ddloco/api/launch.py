@@ -75,7 +75,8 @@ class LaunchTerms:
 
 
 def pinned_text(job: Job, folder: Path) -> str:
-    """Empty if the job has no pinned module."""
+    """The text of a job's pinned module, from the run folder of its job file; empty if it has
+    none."""
     path = pinned_file(folder / SOURCE, job.job.task)
     return path.read_text() if path is not None else ""
 
@@ -101,7 +102,7 @@ def check_faults(job: Job, terms: LaunchTerms) -> None:
 
 
 def prepare_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
-    """Returns the job's actors, which ``run_job`` runs."""
+    """Prepare the run folder; returns the job's actors, which ``run_job`` runs."""
     check_faults(job, terms)
     keys_of(job, "tcp" if terms.processes else job.transport.kind)
     start_point = job_start_point(
@@ -148,8 +149,8 @@ class JobEnd:
 
     @property
     def left(self) -> bool:
-        """The leading syncer left in good order before the job's end, as after a SIGTERM to all
-        processes."""
+        """Whether the leading syncer left in good order before the job's end, as after a SIGTERM to
+        all processes."""
         lead, finishes = self.cluster.program.lead, self.outcome.finishes.items()
         said = [each.status for name, each in finishes if actor_of(name) == lead]
         return said == ["left"] and self.result is None
@@ -180,8 +181,8 @@ async def run_job(
     beside: Callable[[], Awaitable[None]] | None = None,
     sinks: list[Sink] | None = None,
 ) -> JobEnd:
-    """Run a job to its end, with ``beside`` for as long, such as waiting for signals; draws its
-    losses and closes ``sinks`` at the end."""
+    """Run a job to its end, with its live display on ``console``, and ``beside`` for as long, such
+    as waiting for signals; draws its losses and closes ``sinks`` at the end."""
     done, job = trio.Event(), cluster.program.job
     board = Board(job)
     say = partial(console.print, soft_wrap=True)

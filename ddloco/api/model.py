@@ -21,7 +21,7 @@ from ddloco.workers.task_sources import kept_modules
 from snapshot import Manifest, SnapshotError, Store, load_tensors
 
 GLOBAL = re.compile(r"theta/([0-9]+)/([0-9]+)")
-"""Its number, and the parameters' version, in the name of a fragment's entry in a syncer's part."""
+"""The name of a fragment's entry in a syncer's part: its number, and the parameters' version."""
 
 
 class PlaceError(ValueError):
@@ -120,7 +120,7 @@ def model_of(
 
 
 def arranged(tensors: Mapping[str, NDArray[Any]], made: Any, seed: int, source: str) -> Model:
-    """``model_of`` a task object."""
+    """As ``model_of``, for a task object."""
     jax = importlib.import_module("jax")  # A task needs it anyway; importing ddloco does not.
     described = importlib.import_module("ddloco.workers.parameters").shapes_and_names
     shapes, names = described(made.init, seed)
@@ -178,7 +178,7 @@ def task_made(
 
 
 def open_store(place: str) -> Store:
-    """The store at a place, or that of a run folder; raises PlaceError if there is none."""
+    """Open the store at a place, or that of a run folder; raises PlaceError if there is none."""
     path = Path(place)
     # A store also has a subfolder of that name, for its manifests, but without blobs in it.
     inner = path / SNAPSHOTS
@@ -195,7 +195,7 @@ def open_store(place: str) -> Store:
 
 
 def _store_of_run(folder: Path) -> Store:
-    """Limited to the run's own snapshots."""
+    """The store named in a run's job file, limited to that run's snapshots."""
     file = folder / JOB_FILE
     if not file.exists() or "job" not in read_toml(file):  # The run of a program.
         return Store(folder / SNAPSHOTS)
@@ -234,5 +234,5 @@ def parameters(store: Store, manifest: Manifest) -> tuple[dict[str, NDArray[Any]
 
 
 def _is_syncer(who: str) -> bool:
-    """``syncer.1``, or with shards ``syncer-0.1``."""
+    """Whether a name is ``syncer.1``, or with shards ``syncer-0.1``."""
     return re.fullmatch(r"syncer(-[0-9]+)?\.[0-9]+", who) is not None

@@ -68,11 +68,8 @@ def write_model_folder(
     task: Callable[..., Any] | str | None = None,
     job: Job | Path | str | None = None,
 ) -> dict[str, int]:
-    """All files that a task makes of its parameters or none, to a folder that is new or empty; see
-    ``export``.
-
-    ``source`` is where the parameters are from, and names their run.
-    """
+    """Write all files that a task makes of its parameters, or none, to a folder that is new or
+    empty; see ``export``. ``source`` is where the parameters are from, and names their run."""
     near, folder = job_near(source)
     if job is not None:
         near = job if isinstance(job, Job) else load_job(Path(job))
@@ -114,7 +111,7 @@ def _name_of(task: Callable[..., Any] | str) -> str:
 
 
 def _checked(files: Any, where: str) -> dict[str, Any]:
-    """Text, bytes, or numpy arrays by name."""
+    """The content of each file: text, bytes, or numpy arrays by name."""
     if not isinstance(files, Mapping) or not files:
         raise TaskError(f"{where}: returns {type(files).__name__}; want a dict of files by name")
     found: dict[str, Any] = {}
@@ -144,7 +141,7 @@ def _arrays(content: Any, where: str) -> dict[str, NDArray[Any]]:
 
 
 def _written(to: Path, files: Mapping[str, Any]) -> dict[str, int]:
-    """The folder gets its name when all files are there."""
+    """Write the files, and give the folder its name when all are there."""
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{to.name}.", dir=to.parent))

@@ -26,7 +26,7 @@ from ddloco.stage.process.entry_point import pinned_name
 MAIN = "__main__"
 
 CONSTANT_CHARS_MAX = 20_000
-"""As text; data does not belong into source."""
+"""The longest constant that is copied, as text; data does not belong into source."""
 
 _MISSING = object()
 
@@ -66,7 +66,7 @@ def _check_found(said: str, module: str, here: Sequence[str]) -> None:
 
 
 def _check_beside_script(said: str, modules: Iterable[str]) -> None:
-    """This process finds such modules only because they lie beside its script."""
+    """Refuse modules that this process finds only because they lie beside its script."""
     beside = Path(sys.path[0]).resolve()
     if not beside.is_dir() or beside == Path.cwd().resolve() or sys.flags.safe_path:
         return
@@ -89,8 +89,8 @@ if spec: print(*(spec.submodule_search_locations or [spec.origin]), sep="\\0", e
 
 
 def _found_by_worker(module: str) -> list[str]:
-    """Its file, or its folders; this process may have other places on its list, such as the folder
-    of the script."""
+    """Where a worker finds a top-level module: its file, or its folders. This process may have
+    other places on its list, such as the folder of the script."""
     asked = [sys.executable, "-P", "-c", FIND, module]
     said = subprocess.run(asked, capture_output=True, text=True, check=True)  # noqa: S603, our own interpreter
     return said.stdout.split("\0") if said.stdout else []
@@ -117,14 +117,14 @@ class _Collected:
         return [line.split()[1] for line in self._imports]
 
     def text(self) -> str:
-        """It names no place, so that it is the same everywhere."""
+        """The module's text; it names no place, so that it is the same everywhere."""
         head = f'"""The task {self._task}, taken from a script or a notebook by ddloco.Job."""'
         imports = ["from __future__ import annotations", "", *self._imports]
         parts = [head, "\n".join(imports), "\n".join(self._constants), *self._definitions]
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def define(self, what: Any) -> None:
-        """After all that it uses."""
+        """Add the source of a function or class, after all that it uses."""
         self._seen.add(what.__qualname__)
         source, node = self._source_of(what)
         bare = _without_annotations(node)
@@ -152,7 +152,7 @@ class _Collected:
         )
 
     def _cells(self) -> Iterator[str]:
-        """Of a notebook its cells, oldest first; of a script, its file."""
+        """The source of a notebook's cells, oldest first; of a script, its file."""
         cells = self._namespace.get("In")
         if isinstance(cells, list):
             yield from (cell for cell in cells if isinstance(cell, str))
@@ -206,7 +206,7 @@ class _Collected:
             self._imports.append(f"import {module} as {name}")
 
     def _import_parts(self, name: str, module: str, node: ast.stmt) -> None:
-        """Such as ``jax.numpy``."""
+        """Import the submodules that are used as attributes, such as ``jax.numpy``."""
         for each in ast.walk(node):
             dotted = ast.unparse(each) if isinstance(each, ast.Attribute) else ""
             parts = dotted.split(".")
@@ -219,7 +219,7 @@ class _Collected:
                     self._imports.append(line)
 
     def _import_of(self, name: str, value: Any) -> str | None:
-        """None if no import statement gives this value this name."""
+        """The import statement that gives this value this name; None if there is none."""
         module, its = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         if isinstance(module, str) and isinstance(its, str) and module != MAIN:
             found = getattr(sys.modules.get(module), its, _MISSING)
@@ -237,7 +237,7 @@ class _Collected:
 
 
 def _statements(text: str) -> list[ast.stmt]:
-    """None of a text that is no Python, such as a cell with a shell command."""
+    """The statements of a text; none if it is no Python, such as a cell with a shell command."""
     try:
         return ast.parse(text).body
     except SyntaxError:
@@ -245,7 +245,7 @@ def _statements(text: str) -> list[ast.stmt]:
 
 
 def _segment(text: str, node: ast.stmt) -> str:
-    """With its decorators."""
+    """The source of a definition, with its decorators."""
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(each.lineno for each in decorators)])
     return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
@@ -267,7 +267,7 @@ def _globals_of(source: str) -> set[str]:
 
 
 class _Bare(ast.NodeTransformer):
-    """The module does not evaluate annotations."""
+    """Removes annotations, which the module does not evaluate."""
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None
@@ -278,7 +278,7 @@ class _Bare(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        """Nothing without a value."""
+        """A plain assignment; nothing without a value."""
         if node.value is None:
             return ast.Pass()
         return ast.Assign([node.target], self.visit(node.value), lineno=node.lineno)

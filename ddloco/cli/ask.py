@@ -16,7 +16,7 @@ from replay import DamagedTapeError
 
 
 def look(what: Callable[[], Awaitable[None]]) -> int:
-    """An error, even in trio's groups, is printed as one line."""
+    """Run a command that asks a job; an error, even in trio's groups, is printed as one line."""
     try:
         trio.run(what)
     except BaseException as error:
@@ -36,7 +36,7 @@ def look(what: Callable[[], Awaitable[None]]) -> int:
 
 
 def _worker_code(error: BaseException) -> int | None:
-    """None for errors that are not a worker's."""
+    """The exit code for what went wrong with a worker; None for any other error."""
     # Only the evaluation of models has workers: their modules take longer to import than a syncer
     # takes to answer.
     from ddloco.workers.process import WorkerDiedError, WorkerRequestError  # noqa: PLC0415
@@ -51,14 +51,15 @@ def _worker_code(error: BaseException) -> int | None:
 
 
 def complain_of_tape(given: argparse.Namespace, error: Exception) -> int:
-    """With the option that reads a damaged tape, if the command was not given it."""
+    """``complain``, with the option that reads a damaged tape, if the command was not given it."""
     if isinstance(error, DamagedTapeError) and not given.salvage:
         return complain(f"{error}; --salvage reads what is before that", error_code(error))
     return complain(error)
 
 
 def complain(problem: object, code: int | None = None) -> int:
-    """The default exit code is that of an error or of bad input."""
+    """Print one line about a problem to standard error; returns the exit code, by default that of
+    an error or of bad input."""
     sys.stderr.write(f"ddloco: {one_line(problem)}\n")
     if code is not None:
         return code
@@ -67,7 +68,7 @@ def complain(problem: object, code: int | None = None) -> int:
 
 def with_source(given: argparse.Namespace, problem: str) -> str:
     """A problem that begins with a key of the job, after what has set the key: an override on the
-    command line, or else the job file."""
+    command line, or else the job file. Any other problem is left as it is."""
     from ddloco.job.config import Job  # noqa: PLC0415, it imports numpy, and status needs none
 
     table, dot, _ = problem.partition(":")[0].partition(".")
@@ -81,7 +82,7 @@ def with_source(given: argparse.Namespace, problem: str) -> str:
 
 
 def timeout_of(given: argparse.Namespace) -> float:
-    """In seconds."""
+    """The timeout for an answer, in seconds."""
     if not 0 < given.timeout < math.inf:
         raise ConfigError(f"--timeout {given.timeout}: want seconds, more than 0")
     return given.timeout

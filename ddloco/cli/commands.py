@@ -85,7 +85,9 @@ SHARED = {
 --with-parent                     (hidden)
 """,
 }
-"""A syncer that moves to another host returns within minutes; until then a learner occupies its
+"""Options that several commands have.
+
+A syncer that moves to another host returns within minutes; until then a learner occupies its
 host, so it is patient for 600 s. Learners may have to wait for their hosts, and a waiting syncer
 costs little, so a syncer is for 3600 s."""
 

@@ -8,7 +8,7 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import HELD
 
 FOLDERS = ("RUN", "DIR", "RUN_A", "RUN_B")
-"""Other paths are files or folders."""
+"""The names of arguments, in help texts, that are folders; other paths are files or folders."""
 
 
 def completion(given: argparse.Namespace) -> int:

@@ -31,7 +31,7 @@ from replay import Divergence, TapeError
 from snapshot import SnapshotError, StorageError
 
 OF_MERGES = ("merge", "absent")
-"""The syncers' tapes alone answer these."""
+"""Questions that the syncers' tapes answer alone."""
 
 GARBAGE_OBJECTS = 100_000
 """New objects before the next search for garbage."""
@@ -71,8 +71,8 @@ def _opened(
 
 
 def _before(runs: Sequence[RecordedRun]) -> list[str]:
-    """What people must know before an answer: what is missing of the tapes, and where they
-    begin."""
+    """What people must know before an answer: what is missing of the tapes, and where they begin;
+    of several runs with the run before it."""
     many = len(runs) > 1
     return [f"{run.path}: {said}" if many else said for run in runs for said in run.preface()]
 

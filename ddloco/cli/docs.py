@@ -9,7 +9,7 @@ from ddloco.stage.nodes.exit_codes import HELD
 
 HERE = Path(__file__).parents[1]
 SOURCES = (HERE / "docs", HERE.parent / "docs")
-"""In the package installed from a wheel, or beside it in a checkout."""
+"""Where the pages are: in the package installed from a wheel, or beside it in a checkout."""
 
 FIRST = "index"
 
@@ -35,7 +35,7 @@ def docs(given: argparse.Namespace) -> int:
 
 
 def pages_in(folder: Path) -> dict[str, Path]:
-    """The first one first: ``tutorial``, or ``decisions/001-...``."""
+    """The pages by name, the first one first: ``tutorial``, or ``decisions/001-...``."""
     found = {
         path.relative_to(folder).with_suffix("").as_posix(): path
         for path in sorted(folder.rglob("*.md"))

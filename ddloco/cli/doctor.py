@@ -48,18 +48,19 @@ from ddloco.workers.task_sources import kept_modules
 PYTHON_MIN = (3, 11)
 
 STEPS_TIMED = 5
-"""The first step compiles and is not among them."""
+"""Steps whose median is the time of a step; the first one compiles and is not among them."""
 
 FILES_AN_ACTOR = 24
-"""Roughly: sockets, pipes, tape and log of an actor with its worker."""
+"""File descriptors that an actor with its worker needs, roughly: sockets, pipes, tape and log."""
 
 FILES_OWN = 64
 
 WORKER_BYTES = 400 * 2**20
-"""Before the parameters: Python, JAX and their libraries."""
+"""Memory of an actor and its worker before the parameters: Python, JAX and their libraries."""
 
 COPIES_HOST = 4
-"""Two of the last step, those that are sent, and those that arrive."""
+"""Copies of the parameters on the host, for an actor: two of the last step, those that are sent,
+and those that arrive."""
 
 DISK_FREE_MIN = 2**30
 """Tapes and snapshots of a short run fit into this; a full disk ends a run."""
@@ -73,7 +74,7 @@ CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 """Where Linux says what its TCP does when packets are lost."""
 
 FOR_LOSSES = "bbr"
-"""It does not take each lost packet for a line that is full."""
+"""The congestion control that does not take each lost packet for a line that is full."""
 
 Status = Literal["ok", "warning", "problem"]
 
@@ -98,7 +99,7 @@ class Checked(Struct, frozen=True):
 
 
 class NetworkRates(Struct, frozen=True):
-    """In Gbit/s, and for how many learners; None where it is not said."""
+    """What the network carries, in Gbit/s, and for how many learners; None where it is not said."""
 
     learner: float | None = None
     syncer: float | None = None
@@ -213,7 +214,7 @@ def _numbers(said: str) -> tuple[int, ...]:
 
 
 def clock(now: float) -> Checked:
-    """Only dates in logs depend on it."""
+    """Whether the wall clock was set; only dates in logs depend on it."""
     said = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < WALL_CLOCK_MIN:
         return Checked("clock", "warning", said, "set the clock, or dates in logs are wrong")
@@ -262,7 +263,7 @@ def port(bind: str) -> Checked:
 
 
 def tcp(setting: Path) -> Iterator[Checked]:
-    """Nothing if the system does not tell."""
+    """What the system's TCP does when packets are lost; nothing if the system does not tell."""
     with suppress(OSError):
         name = setting.read_text().strip()
         remedy = f"on lines that lose packets {FOR_LOSSES} carries several times as much"
@@ -271,7 +272,7 @@ def tcp(setting: Path) -> Iterator[Checked]:
 
 
 def keys_of_job(job: Job) -> Checked:
-    """Whether they are there, and readable by their owner only."""
+    """Whether the job's keys are there, and readable by their owner only."""
     if not job.transport.keys:
         return Checked("keys", "ok", "none; a syncer then listens on loopback only")
     try:
@@ -383,7 +384,7 @@ class Tried(Struct, frozen=True):
 
 
 class TooLargeError(Exception):
-    """So no step was run."""
+    """A step does not fit the devices, so none was run."""
 
     def __init__(self, found: rpc.Devices) -> None:
         super().__init__("a step does not fit the devices")
@@ -391,7 +392,7 @@ class TooLargeError(Exception):
 
 
 async def _try(job: Job, file: Path) -> Tried:
-    """As the first learner does; the first step is run twice and compared."""
+    """Run steps as the first learner does; the first one is run twice and compared."""
     async with _worker(job, file) as (process, arena):
         name = job.learner_names()[0]
         request = rpc.preparation(job, name)
@@ -428,7 +429,7 @@ async def _try(job: Job, file: Path) -> Tried:
 
 
 async def _scored(process: WorkerProcess) -> Checked:
-    """As is done at the end of a job."""
+    """Evaluate the parameters as they are, as is done at the end of a job."""
     begun = time.perf_counter()
     try:
         scored = await process.expect(rpc.Score(None), rpc.Scored)
@@ -442,7 +443,7 @@ async def _scored(process: WorkerProcess) -> Checked:
 
 
 def exported(job: Job, file: Path, tensors: dict[str, Any]) -> Iterator[Checked]:
-    """Nothing if the task does not say how."""
+    """Whether the parameters can be written as a model folder, if the task says how."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             files = write_model_folder(Path(folder) / "model", tensors, str(file), job=job)
@@ -465,7 +466,7 @@ async def _worker(job: Job, file: Path) -> AsyncIterator[tuple[WorkerProcess, Sh
 
 
 def _peak(pid: int) -> int:
-    """In bytes; 0 if the system does not tell."""
+    """The most memory that a process has had, in bytes; 0 if the system does not tell."""
     with suppress(OSError):
         found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) * 1024 if found is not None else 0
@@ -473,7 +474,7 @@ def _peak(pid: int) -> int:
 
 
 def devices(found: rpc.Devices, job: Job) -> Checked:
-    """Those of the first learner."""
+    """Whether a step of the first learner fits its devices."""
     worker = job.worker_of(job.learner_names()[0])
     mesh = " ".join(f"{axis}={count}" for axis, count in worker.mesh.items())
     said = f"{found.count} of kind {found.kind}" + (f", mesh {mesh}" if mesh else "")
@@ -491,7 +492,7 @@ def devices(found: rpc.Devices, job: Job) -> Checked:
 
 
 def step(tried: Tried, job: Job) -> Checked:
-    """That a step is deterministic, the worker has checked."""
+    """How long a step takes; that it is deterministic, the worker has checked."""
     rate = tried.tokens / tried.step_s if tried.step_s else 0.0
     said = (
         f"{tried.step_s * 1e3:.1f} ms ({rate:,.0f} tokens/s), after {tried.first_s:.1f} s for the "

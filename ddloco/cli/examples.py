@@ -18,12 +18,12 @@ from ddloco.stage.nodes.exit_codes import HELD
 from ddloco.stage.process.terminal import quoted
 
 EXAMPLES = "examples"
-"""Tasks are named ``examples.MODULE:FUNCTION`` in a checkout, in the installed package, and in the
-copy."""
+"""The folder's name in a checkout, in the installed package, and in the copy: tasks are named
+``examples.MODULE:FUNCTION`` in all three."""
 
 HERE = Path(__file__).parents[1]
 SOURCES = (HERE / EXAMPLES, HERE.parent / EXAMPLES)
-"""In the package installed from a wheel, or beside it in a checkout."""
+"""Where they are: in the package installed from a wheel, or beside it in a checkout."""
 
 SMALL = 1e6
 """Parameters of a model that no line is too slow for."""
@@ -63,14 +63,14 @@ QUESTIONS: tuple[tuple[str, str, str, type[int] | type[float]], ...] = (
     ("mbit", "the line of each, in Mbit/s", "they share this machine", float),
     ("parameters", "parameters of the model, such as 1e9", "as in the example", float),
 )
-"""The option, the question, what no answer means."""
+"""What ``ddloco init`` asks at a terminal: the option, the question, what no answer means."""
 
 
 def put_template(
     folder: Path, template: str, found: Advice | None = None
 ) -> tuple[list[Path], list[Path]]:
-    """With the template ``examples`` all examples, to ``folder/examples``; returns the new files,
-    and existing ones, which are not changed."""
+    """Write a project, or with the template ``examples`` all examples to ``folder/examples``;
+    returns the new files, and existing ones, which are not changed."""
     source = next((each for each in SOURCES if each.is_dir()), None)
     if source is None:
         raise ConfigError(f"{SOURCES[0]}: is missing; the installation is incomplete")
@@ -92,7 +92,7 @@ def _is_example(path: Path) -> bool:
 
 
 def with_advice(text: str, found: Advice) -> str:
-    """Comments stay."""
+    """The text of a job file with other settings; comments stay."""
     for table, settings in advised_tables(found).items():
         for key, value in settings.items():
             said = tomli_w.dumps({key: value}).strip()
@@ -156,7 +156,8 @@ def init(given: argparse.Namespace) -> int:
 
 
 def _asked(given: argparse.Namespace) -> Advice | None:
-    """None for the settings of the template."""
+    """The settings for what the user has said, or was asked at a terminal; None for the
+    template's."""
     answers: dict[str, Any] = {name: getattr(given, name) for name, *_ in QUESTIONS}
     asks = sys.stdin.isatty() and sys.stdout.isatty() and given.template != EXAMPLES
     if asks and not any(answers.values()):

@@ -51,7 +51,7 @@ def experiment(given: argparse.Namespace) -> int:
 def _run_all(
     experiment: Experiment, todo: Sequence[Cell], given: argparse.Namespace
 ) -> list[CellResult]:
-    """Some cells run side by side."""
+    """Run the cells that have no result yet, some side by side; prints a line for each."""
     console = SafeConsole(stderr=True, soft_wrap=True, highlight=False)
     done: dict[Path, CellResult] = {}
     for cell in todo:

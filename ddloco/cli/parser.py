@@ -40,14 +40,14 @@ MODULES = {
     "tape_verify": ("tape_verify",),
     "track": ("track",),
 }
-"""By the module beside this one that has them."""
+"""The functions of commands, by the module beside this one that has them."""
 
 
 EMPTY = "is empty; name something, or leave it out"
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what a misspelled command, option or choice may have meant."""
+    """A parser that says what a misspelled command, option or choice may have meant."""
 
     def error(self, message: str) -> NoReturn:
         from ddloco.stage.files.near_miss import did_you_mean  # noqa: PLC0415, so that --help is fast
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
     def hand_down(self, questions: "Orders") -> None:
-        """Its options may be given before a question as well: one that is not given after it leaves
+        """Let its options be given before a question as well: one that is not given after it leaves
         what was."""
         own = {option for action in self._actions for option in action.option_strings}
         for action in (each for sub in questions.choices.values() for each in sub.arguments()):
@@ -76,11 +76,11 @@ class Parser(argparse.ArgumentParser):
                 action.default = argparse.SUPPRESS
 
     def options(self) -> list[str]:
-        """Those of commands included."""
+        """All options, those of commands included."""
         return [option for action in self.arguments() for option in action.option_strings]
 
     def arguments(self) -> Iterator[argparse.Action]:
-        """Those of commands included."""
+        """All options and other arguments, those of commands included."""
         for action in self._actions:
             yield action
             if isinstance(action.choices, dict):
@@ -98,7 +98,7 @@ def parser() -> Parser:
 
 
 Orders = Any
-"""Its type is private to argparse."""
+"""The result of add_subparsers, whose type is private to argparse."""
 
 
 class _NotGiven(str):
@@ -108,8 +108,8 @@ class _NotGiven(str):
 
 
 def _text(value: str) -> str:
-    """Not empty: an option that was given with a variable that is not set would else be as if it
-    was not given."""
+    """A text that is not empty: an option that was given with a variable that is not set would else
+    be as if it was not given."""
     if not value.strip() and not isinstance(value, _NotGiven):
         raise argparse.ArgumentTypeError(EMPTY)
     return str(value)
@@ -162,7 +162,7 @@ def _add_command(orders: Orders, said: Command) -> None:
 
 
 def _lines(options: str) -> Iterator[str]:
-    """Those of ``SHARED`` included."""
+    """Options one a line, those of ``SHARED`` included."""
     for line in re.sub(r"\n {3,}", " ", options).strip().splitlines():
         if line.startswith("@"):
             yield from _lines(SHARED[line[1:]])
@@ -200,14 +200,14 @@ def _default(said: re.Match[str]) -> Any:
 
 
 def command_named(name: str) -> Callable[[argparse.Namespace], int]:
-    """Only the function's module is imported, so that no command waits for what another one
-    needs."""
+    """The function of a command; only its module is imported, so that no command waits for what
+    another one needs."""
     [module] = [module for module, names in MODULES.items() if name in names]
     return getattr(import_module(f"ddloco.cli.{module}"), name)
 
 
 OUTLIVING = frozenset({"run", "syncer", "learner", "relay", "perform", "replay", "experiment"})
-"""They go on when nobody reads what they say: they have more to do than to say it."""
+"""Commands that go on when nobody reads what they say: they have more to do than to say it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -37,7 +37,7 @@ from ddloco.stage.programs.program import LoadedProgram, find_programs, load_pro
 from snapshot import SnapshotError, StorageError, Store
 
 BAD_INPUT = (ConfigError, NamedError, SnapshotError, StorageError)
-"""One line for the user, also where they come out of a nursery."""
+"""Errors that are one line for the user, also where they come out of a nursery."""
 
 
 def perform(given: argparse.Namespace) -> int:
@@ -106,7 +106,7 @@ def _names(loaded: LoadedProgram, only: Sequence[str]) -> tuple[str, ...]:
 
 
 def _addresses(loaded: LoadedProgram, names: Sequence[str], said: Sequence[str]) -> dict[str, str]:
-    """Those given, or else any port on loopback."""
+    """The addresses of the actors that others dial: those given, or else any port on loopback."""
     listeners = loaded.listeners
     at = dict.fromkeys((name for name in listeners if name in names), ANY_PORT)
     for each in said:
@@ -154,7 +154,7 @@ def _check_roles(place: str, snapshot: str, loaded: LoadedProgram) -> None:
 
 
 def _recorded_with(job_file: Path) -> str:
-    """The options that a program was recorded with, as the end of an error line."""
+    """The end of an error line: the options that a program was recorded with."""
     try:
         options: dict[str, Any] = read_toml(job_file).get("options", {})
     except ConfigError:
@@ -171,7 +171,7 @@ def _listening(folder: Path, name: str, address: str) -> None:
 async def _run(
     started: "Cluster[LoadedProgram] | Processes[LoadedProgram] | _Here",
 ) -> dict[str, Finish]:
-    """Ends when all actors here have ended."""
+    """Run what was prepared, and show its log; ends when all actors here have ended."""
     if isinstance(started, _Here):
         return await started.run()
     program, folder, console = started.program, started.folder, SafeConsole()
@@ -188,7 +188,7 @@ async def _run(
 
 
 class _Here:
-    """Each as if it had a process of its own."""
+    """Some actors of a program on this host, each as if it had a process of its own."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class _Here:
         self.finishes: dict[str, Finish] = {}
 
     async def run(self) -> dict[str, Finish]:
-        """Those that listen begin first."""
+        """Run them to their ends; those that listen begin first."""
         async with trio.open_nursery() as outer:
             if len(self._names) > 1:
                 stop, leave = partial(self._ask, leave=False), partial(self._ask, leave=True)

@@ -111,8 +111,8 @@ def replay(given: argparse.Namespace) -> int:
 
 
 def _say_how_long(tapes: list[Tape], given: argparse.Namespace, console: Console) -> None:
-    """By what the job's steps took then: they are run again, as many at a time as there are
-    cores."""
+    """Say before it begins how long the replay of a job will take, by what its steps took then:
+    they are run again, as many at a time as there are cores."""
     if is_program(tapes[0].header.job) or is_simulated(tapes[0].header):
         return
     times = times_of(RecordedJob(given.folder, tapes, program_of(job_of(tapes[0]))))
@@ -135,7 +135,7 @@ def _turns(*, wanted: bool) -> Iterator[Path | None]:
 
 
 class _Differences:
-    """What several actors share is printed once."""
+    """Prints what differs before the replay starts; what several actors share is printed once."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -147,7 +147,7 @@ class _Differences:
         return bool(self._first)
 
     def add(self, what: str) -> None:
-        """``what`` is ``ACTOR: WHAT``."""
+        """Print a difference, ``ACTOR: WHAT``, or that the actor has one of another actor's."""
         actor, _, said = what.partition(": ")
         first = self._first.setdefault(said, actor)
         if first == actor:

@@ -134,7 +134,8 @@ def learner(given: argparse.Namespace) -> int:
 async def _leased(
     given: argparse.Namespace, job: Job, run: Callable[[Sequence[str]], Awaitable[Finish]]
 ) -> Finish:
-    """The addresses of syncers with ``lease:PLACE`` are followed there, as files."""
+    """Run an actor with the addresses that it dials; those of syncers with ``lease:PLACE`` are
+    followed there, as files."""
     first, *more = given.connect
     if not first.startswith(LEASE_PLACE):
         return await run(given.connect)
@@ -154,7 +155,7 @@ async def _leased(
 
 
 def _other_rank(given: argparse.Namespace) -> tuple[Job, Rank] | None:
-    """Of a process that follows its learner's actor."""
+    """The job and the rank of a process that follows its learner's actor."""
     if given.job is None:
         if given.rank:
             raise ConfigError(f"--rank {given.rank}: want JOB.toml; only rank 0 can do without")
@@ -168,7 +169,7 @@ def _other_rank(given: argparse.Namespace) -> tuple[Job, Rank] | None:
 
 
 def _rank(given: argparse.Namespace, job: Job) -> Rank | None:
-    """None for a process that a parent has started."""
+    """Which of the learner's processes this is, unless a parent has started it."""
     if given.with_parent:
         return None
     worker = job.worker_of(given.name)
@@ -219,7 +220,7 @@ def _checked_shard(job: Job, name: str, connect: str) -> str:
 
 
 def _checked_learner(job: Job, name: str, connect: Sequence[str]) -> dict[str, str]:
-    """Of the syncers and the learner's relay, by name."""
+    """Return where the syncers and the learner's relay listen, by name."""
     if name not in job.learner_names():
         names = job.learner_names()
         raise ConfigError(f"--name {name}: this job has {names[0]} to {names[-1]}")
@@ -227,7 +228,8 @@ def _checked_learner(job: Job, name: str, connect: Sequence[str]) -> dict[str, s
 
 
 def _checked_dials(job: Job, name: str, connect: Sequence[str]) -> dict[str, str]:
-    """By name; raises ConfigError if it dials another number of actors."""
+    """Where those listen that an actor dials, by name; raises ConfigError for another number of
+    them."""
     for address in connect:
         check_dial("--connect", address)
     dialled = job.dials(name)
@@ -269,7 +271,7 @@ def _serve(
 
 
 def _job(given: argparse.Namespace) -> Job | Finish:
-    """From the command's job file, or else from the syncer."""
+    """The job of the command's job file, or else of the syncer; or how this process ends."""
     if given.job is not None:
         return load_job(given.job, given.overrides)
     if given.overrides:
@@ -290,7 +292,7 @@ def _concluded(given: argparse.Namespace, finish: Finish) -> int:
 
 
 def _patience(given: argparse.Namespace) -> float:
-    """In seconds."""
+    """How long an actor waits for others, in seconds."""
     if not 0 <= given.patience <= PATIENCE_S_MAX:
         raise ConfigError(
             f"--patience {given.patience:g}: want seconds, at most {PATIENCE_S_MAX:,} (a year), or "

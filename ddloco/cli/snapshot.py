@@ -24,7 +24,7 @@ from ddloco.workers.task import TaskError
 from snapshot import Listed, Manifest, SnapshotError, StorageError, Store, id_of, save_tensors
 
 FINAL = "model"
-"""Stands where the id of a snapshot is wanted."""
+"""Names the final model of a run folder where the id of a snapshot is wanted."""
 
 Command = Callable[[argparse.Namespace, Store], int]
 
@@ -60,7 +60,7 @@ def snapshot_take(given: argparse.Namespace) -> int:
 
 
 def _said_of(address: str, said: News, *, as_json: bool) -> list[str]:
-    """The id, then the absent participants with reasons."""
+    """The lines about its result: the id, then the absent participants with reasons."""
     if said.event == DISCARDED:
         reason = said.fields["reason"]
         raise UnansweredError(f"{address}: the snapshot was discarded: {reason}")
@@ -104,8 +104,8 @@ def _list(given: argparse.Namespace, store: Store) -> int:
 
 
 def snapshot_rows(store: Store, listed: list[Listed]) -> list[dict[str, Any]]:
-    """Newest first. ``new_bytes`` are those that a snapshot does not share with an older one in the
-    store."""
+    """A description of each snapshot, newest first. ``new_bytes`` are those that it does not share
+    with an older snapshot in the store."""
     seen: set[str] = set()
     rows: list[dict[str, Any]] = []
     for each in reversed(listed):
@@ -245,6 +245,6 @@ def _export(
 
 
 def _say_made(folders: list[Path]) -> None:
-    """It may be a slip of the pen."""
+    """Name the outermost folder that was not there before: it may be a slip of the pen."""
     if folders:
         print(f"made the folder {folders[-1]}")

@@ -39,7 +39,7 @@ class Wanted:
     around: str = ""
 
     def has(self, event: TimelineEvent) -> bool:
-        """Wherever the event is on the tape."""
+        """Whether an event is to be shown, wherever it is on the tape."""
         body = event.body or {}
         if self.actor and self.actor not in {event.actor, actor_of(event.actor)}:
             return False
@@ -58,7 +58,7 @@ def show(
     full: bool = False,
     salvage: bool = False,
 ) -> Iterator[str]:
-    """Of all tapes in one causal order."""
+    """Yield the wanted events of all tapes in one causal order, a line each."""
     wanted = wanted or Wanted()
     events = timeline(open_tapes(folder, salvage=salvage))
     if wanted.around:
@@ -77,7 +77,7 @@ def _around(events: list[TimelineEvent], ref: str) -> list[TimelineEvent]:
 
 
 def line(event: TimelineEvent, *, full: bool = False) -> str:
-    """Its time is that of the common axis."""
+    """Return an event on one line; its time is that of the common axis."""
     fields = {**event.fields}
     kind = str(fields.pop("type", "?"))
     fields.pop("clock", None)
@@ -103,8 +103,8 @@ def _short(value: Any, *, full: bool) -> str:
 
 
 def _in_words(value: Any, *, full: bool) -> str:
-    """A struct's text has its name and fields. Bytes are in hexadecimal digits, the first eight
-    unless it is ``full``."""
+    """A value, such as a timer, as text: that of a struct has the struct's name and fields. Bytes
+    are in hexadecimal digits, the first eight unless it is ``full``."""
     if isinstance(value, bytes):
         return value.hex() if full else value.hex()[:8]
     if isinstance(value, list):

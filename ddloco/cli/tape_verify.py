@@ -20,7 +20,7 @@ from replay import Tape, TapeError, verify
 
 
 def verify_folder(folder: Path, *, salvage: bool = False, as_json: bool) -> tuple[bool, list[str]]:
-    """Whether everything held and nothing is missing, and the lines to print."""
+    """Check all tapes: whether everything held and nothing is missing, and the lines to print."""
     tapes = open_recording(folder, salvage=salvage)
     verdicts, between = verify(tapes, receipt_of)
     goes_on = any(each.header.after for each in tapes)  # The checks would need the earlier events.

@@ -15,17 +15,17 @@ RESCALE = ("bash", "-s")
 
 PORT = 5555
 CRASHES_MAX = 100
-"""Kubernetes waits longer after each crash, up to five minutes, so this is most of a day of nothing
-but crashes. Code 75 and evictions do not count."""
+"""Crashes after which Kubernetes starts an actor no more. It waits longer after each, up to five
+minutes, so this is most of a day of nothing but crashes. Code 75 and evictions do not count."""
 
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
-"""With room for what is added to it."""
+"""A name of Kubernetes, with room for what is added to it."""
 
 OWN = {
     "pod": {"containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds"},
     "container": {"name", "image", "command", "args", "volumeMounts", "ports"},
 }
-"""Written here, so the job file cannot have these fields."""
+"""Fields that are written here, so the job file cannot have them."""
 
 HEAD = """\
 # The job {name} on Kubernetes:  kubectl apply --filename THIS_FILE
@@ -219,8 +219,8 @@ def _learners(order: EngineJob) -> str:
 
 
 def _words(command: list[str]) -> str:
-    """Kubernetes puts variables in the place of ``$(NAME)`` and one ``$`` in that of two before a
-    shell reads it."""
+    """A command as a shell reads it, once Kubernetes has put variables in the place of ``$(NAME)``
+    and one ``$`` in that of two."""
     return quoted(command).replace("$", "$$")
 
 
@@ -260,7 +260,7 @@ def _common(order: EngineJob, role: str, actor: str, command: str, key: str) -> 
 
 
 def _fields(fields: dict[str, Any], indent: int) -> str:
-    """JSON is a part of YAML."""
+    """Fields of the job file as YAML, of which JSON is a part."""
     return _lines(f"{' ' * indent}{key}: {json.dumps(each)}" for key, each in fields.items())
 
 

@@ -8,7 +8,7 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.terminal import quoted
 
 SUBMIT = ("bash", "-s")
-"""Runs the text until all that it started has ended."""
+"""What reads the text and runs it, until all that it started has ended."""
 
 RESCALE = SUBMIT
 

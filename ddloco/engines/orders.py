@@ -43,7 +43,7 @@ def check_order(order: EngineJob) -> None:
 
 
 def check_keys(order: EngineJob) -> None:
-    """A job of several hosts needs keys, unless its network is said to be its own."""
+    """Refuse a job of several hosts without keys, unless its network is said to be its own."""
     transport = order.job.transport
     if not transport.keys and not transport.insecure:
         said = "missing; a syncer listens to other hosts with keys, or with transport.insecure"
@@ -51,7 +51,7 @@ def check_keys(order: EngineJob) -> None:
 
 
 def check_relays(job: Job) -> None:
-    """No engine knows which of the hosts are one site."""
+    """Refuse a job with relays: no engine knows which of its hosts are one site."""
     for name in job.relay_names():
         raise ConfigError(
             f"relay.{name}: engines place no relays; start its actors with ddloco syncer, ddloco "

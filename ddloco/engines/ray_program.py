@@ -41,12 +41,12 @@ job.scale({learners})
 
 
 def launch(order: EngineJob) -> str:
-    """The program starts all actors of a job, and waits for them."""
+    """The program that starts all actors of a job, and waits for them."""
     return _filled(TEXT, order, order.learners)
 
 
 def scale(order: EngineJob, count: int) -> str:
-    """The program finds a running job by its folder, and changes its learners."""
+    """The program that finds a running job by its folder, and changes its learners."""
     return _filled(SCALE, order, count)
 
 

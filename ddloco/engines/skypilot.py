@@ -30,7 +30,7 @@ SIGHUP, SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV or SIGTERM. SkyPilot h
 that are final, so it is told of the others."""
 
 OWN = frozenset({"name", "workdir", "run", "num_nodes"})
-"""Written here, so the job file cannot have these fields."""
+"""Fields of a task that are written here, so the job file cannot have them."""
 
 HEAD = """\
 #!/bin/bash
@@ -147,7 +147,7 @@ def _command(order: EngineJob, role: str) -> list[str]:
 
 
 def _with_keys(order: EngineJob, command: list[str]) -> str:
-    """The shell knows where its home is."""
+    """A command as a shell reads it, with its keys; the shell knows where its home is."""
     return quoted(command) + (f" --keys {KEYS}" if order.job.transport.keys else "")
 
 
@@ -157,13 +157,13 @@ def _keys(order: EngineJob) -> Path | None:
 
 
 def _address(order: EngineJob, syncer: str) -> str:
-    """A file in the bucket, wherever the syncer runs."""
+    """The file in the bucket that has the address of a syncer, wherever that runs."""
     name = address_file(order.folder, syncer).name
     return f"file:{SHARED}/{order.job.job.name}-{name}"
 
 
 def _task(order: EngineJob, part: str, role: str, script: str, key: str) -> str:
-    """The actor's machine gets no other key than ``key``."""
+    """The task of an actor, whose machine gets no other key than ``key``."""
     fields: dict[str, Any] = dict(getattr(order.settings.skypilot, role))
     mounts: dict[str, Any] = {SHARED: {"source": order.settings.skypilot.bucket, "mode": "MOUNT"}}
     if keys := _keys(order):

@@ -114,7 +114,7 @@ def _check(order: EngineJob) -> None:
 
 
 def _processes(order: EngineJob) -> int:
-    """The same for all learners, since they are one array."""
+    """How many nodes a learner has, which is the same for all, since they are one array."""
     job = order.job
     counts = {name: job.worker_of(name).processes for name in job.learner_names()}
     first = counts[job.learner_names()[0]]
@@ -166,7 +166,7 @@ def _learners(order: EngineJob, first: int, count: int) -> str:
 
 
 def _address(order: EngineJob, syncer: str) -> str:
-    """Wherever the syncer runs."""
+    """The file that has the address of a syncer, wherever that runs."""
     return f"file:{address_file(order.folder, syncer)}"
 
 

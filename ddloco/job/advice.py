@@ -78,7 +78,7 @@ def _overlap(needed: float, mbit: float, interval: int) -> int:
 
 
 def advised_tables(found: Advice) -> dict[str, dict[str, object]]:
-    """The settings that differ from the defaults or are worth seeing."""
+    """Return the settings by table, those that differ from the defaults or are worth seeing."""
     outer = Outer()
     tables: dict[str, dict[str, object]] = {
         "job": {"learners": found.learners},

@@ -125,7 +125,7 @@ class JobTable(Section, frozen=True):
 
     @property
     def last_step(self) -> int:
-        """One that is never reached if the job ends by ``tokens``."""
+        """The last global step; one that is never reached if the job ends by ``tokens``."""
         return self.steps if self.tokens is None else NEVER
 
     @property
@@ -598,11 +598,11 @@ class Job(Section, frozen=True):
     relay: dict[str, RelayTable] = {}
 
     def learner_names(self) -> tuple[str, ...]:
-        """In order of number."""
+        """``learner-0`` and so on, in order of number."""
         return tuple(f"learner-{index}" for index in range(self.job.learners))
 
     def too_few(self, left: int) -> str:
-        """Why the job cannot go on with so many learners; empty if it can."""
+        """Why the job cannot go on with so many learners, and what would; empty if it can."""
         method, total = self.job.method, self.job.learners
         all_needed = self.sync.blocking or method == "data-parallel"
         needed = total if all_needed else self.sync.quorum
@@ -629,7 +629,7 @@ class Job(Section, frozen=True):
         )
 
     def names(self) -> tuple[str, ...]:
-        """Syncers, then relays, then learners."""
+        """All actors of the job: syncers, then relays, then learners."""
         return (*self.syncer_names(), *self.relay_names(), *self.learner_names())
 
     def listeners(self) -> tuple[str, ...]:
@@ -666,12 +666,13 @@ class Job(Section, frozen=True):
         return self.job.shards or self.job.learners
 
     def shard(self, name: str) -> int:
-        """With ``job.shards`` the first one that it may be given."""
+        """The data shard, of ``data_shards`` many, that a learner trains on; with ``job.shards``
+        the first one that it may be given."""
         shard = self.learner_table(name).shard
         return int(name.rpartition("-")[2]) if shard is None else shard
 
     def worker_of(self, name: str) -> Worker:
-        """Only learners have several processes."""
+        """The worker of one actor; only learners have several processes."""
         table, common = self.learner_table(name), self.worker
         return replace(
             common,
@@ -965,7 +966,7 @@ def _shown(said: str) -> str:
 
 
 def override(plain: dict[str, Any], key: str, value: Any, source: str = "set") -> None:
-    """Set ``section.key``; missing tables are created."""
+    """Set ``section.key`` in plain data; missing tables are created."""
     *tables, name = key.split(".")
     if not name:
         raise ConfigError(f"{source}: want section.key=value, such as sync.quorum=2")
@@ -1051,7 +1052,8 @@ def _of_sync(job: Job) -> str | None:
 
 
 def _of_waiting(job: Job) -> str | None:
-    """Whether how learners wait fits the quorum, the clients and what learners keep."""
+    """The first setting of ``[sync]`` that does not fit how learners wait and what they keep, as
+    text; None if there is none."""
     sync, method = job.sync, job.job.method
     if not sync.overlap and not sync.blocking:
         return "sync.overlap: 0 steps, and learners do not wait; want at least 1, or sync.blocking"

@@ -12,7 +12,7 @@ from snapshot import SnapshotError, Store
 
 
 def holds_job(folder: Path, job: Job) -> bool:
-    """Whether the folder is this very job's, so that its actors may continue there."""
+    """Whether a run folder belongs to this very job, so that its actors may continue there."""
     try:
         return load_job(folder / JOB_FILE).id == job.id
     except ConfigError:
@@ -54,5 +54,6 @@ def check_place(job: Job) -> None:
 
 
 def run_of_place(job: Job, folder: Path, *, make: bool = False) -> str:
-    """Empty if the place is the folder's own and not shared by several runs."""
+    """The name of the run in a folder if its snapshots are in a place shared by several runs; empty
+    if the place is the folder's own. See ``run_of``."""
     return run_of(folder, make=make) if job.snapshot.place else ""

@@ -12,7 +12,8 @@ from transport.curve_auth import Curve
 
 
 def names_for(learners: int, more: str = "") -> tuple[str, ...]:
-    """``more`` has further names, separated by commas."""
+    """The names of a job's actors that need keys; ``more`` has further names, separated by
+    commas."""
     if not 1 <= learners <= LEARNERS_MAX:
         raise ConfigError(f"--learners {learners}: a job has 1 to {LEARNERS_MAX} learners")
     others = more.split(",") if more else []
@@ -33,12 +34,12 @@ def with_keys(job: Job, folder: Path | None) -> Job:
 
 
 def curve_of(job: Job, actor: str) -> Curve | None:
-    """None for a job without keys."""
+    """The keys of an actor of a job; None for a job without keys."""
     return load_curve(Path(job.transport.keys), actor) if job.transport.keys else None
 
 
 def keys_of(job: Job, kind: str) -> dict[str, Curve]:
-    """By actor; empty over inproc, where nothing leaves the process."""
+    """The keys of a whole job by actor; empty over inproc, where nothing leaves the process."""
     if kind == "inproc":
         return {}
     found = {name: curve_of(job, name) for name in job.names()}

@@ -31,7 +31,7 @@ tapes of the quickstart with 4 and 12 fragments and 2 and 3 learners."""
 
 
 class Needs(Struct, frozen=True):
-    """Bytes, except ``shards``, the number of syncers that carry it.
+    """What a job needs, in bytes; ``shards`` is the number of syncers that carry it.
 
     Attributes:
         merge_bytes: the contributions of one merge, which are in memory together, as they were
@@ -54,7 +54,7 @@ def wire_bytes(plan: FragmentPlan, form: Any) -> list[int]:
 
 
 def lines_of(job: Job) -> int:
-    """Relays, and learners without one: each sends a contribution to every merge."""
+    """How many send the syncers a contribution of each merge: relays, and learners without one."""
     relayed = sum(len(table.learners) for table in job.relay.values())
     return job.job.learners - relayed + len(job.relay)
 

@@ -49,7 +49,8 @@ TAKEN_MAX = 64
 unacknowledged."""
 
 INBOX_MAX = 16
-"""Others wait in the socket's queue, unacknowledged, until the server sends no more."""
+"""Notices taken off the socket and not yet processed; others wait in the socket's queue,
+unacknowledged, until the server sends no more."""
 
 Notified: TypeAlias = "Told | News | tuple[Fragment, Payload]"
 Take = Callable[[Notified], Awaitable[None]]
@@ -69,7 +70,7 @@ class Observer:
         self.refused = 0
         """Frames that were not valid notices."""
         self.lost = 0
-        """The syncer skips news if this observer is too slow."""
+        """News that the syncer skipped because this observer was too slow."""
         self._endpoint = endpoint
         self._address = address
         self._timeout_s = timeout_s
@@ -77,13 +78,14 @@ class Observer:
         self._taken = 0
         self._said_taken = 0
         self._wanted: Wanted = ""
-        """Asked for with each beat, until it is heard of."""
+        """What the syncer is asked for with each beat, until that is heard of."""
         self._who = ""
         self._reader = Reader()
         self._inbox, self._waiting = trio.open_memory_channel[Any](INBOX_MAX)
 
     async def status(self) -> dict[str, Any]:
-        """Raises UnansweredError if there is no answer in time, or the syncer declines."""
+        """The syncer's status; raises UnansweredError if it does not answer in time, or
+        declines."""
         told: Any = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._endpoint.run, self._deliver)
@@ -120,7 +122,7 @@ class Observer:
         return said
 
     async def snapshot(self) -> News:
-        """Returns the news of the snapshot's result, or of the job's end before that."""
+        """Request a snapshot; returns the news of its result, or of the job's end before that."""
         name, said = "", None
         async with self._asking("snapshot"):
             begins_by, problem = trio.current_time() + self._timeout_s, self._no_answer()
@@ -143,7 +145,8 @@ class Observer:
         return said
 
     async def dismiss(self, who: str) -> News:
-        """Returns the news of the syncer's answer, or of the job's end before that."""
+        """Request that an actor leaves for good; returns the news of its answer, or of the job's
+        end before that."""
         said: Any = None
         async with self._asking("leave", who):
             with trio.move_on_after(self._timeout_s):
@@ -182,8 +185,8 @@ class Observer:
         return said, payload
 
     async def _beat(self, payloads: bool) -> None:
-        """Each request may be lost with a connection that is cut, so it is repeated until it is
-        heard of."""
+        """Ask for what there is to say, and again for what is wanted, until that is heard of: each
+        request may be lost with a connection that is cut."""
         while True:
             self._ask(Ask("follow", taken=self._taken, payloads=payloads))
             self._ask(Ask("status", taken=self._taken))
@@ -222,7 +225,7 @@ class Observer:
 
 
 def _dismisses(said: Any, who: str) -> bool:
-    """Also the job's end."""
+    """Whether this is the answer to the request that an actor leaves, or the job's end."""
     if not isinstance(said, News):
         return False
     named = said.event in {DISMISSED, NOT_DISMISSED} and said.fields.get("learner") == who
@@ -230,7 +233,8 @@ def _dismisses(said: Any, who: str) -> bool:
 
 
 def _settles(said: News, name: str) -> bool:
-    """A refused snapshot was never begun: it is discarded at the event that it is named after."""
+    """Whether the requested snapshot or the job has ended. A refused snapshot was never begun: it
+    is discarded at the event that it is named after."""
     if said.event == "ended":
         return True
     if said.event not in {TAKEN, DISCARDED}:
@@ -243,8 +247,8 @@ def _settles(said: News, name: str) -> bool:
 async def open_observer(
     address: str, timeout_s: float, keys: Path | None, *, owner: bool = False
 ) -> AsyncIterator[Observer]:
-    """An ``owner`` may also end the job, and ask for a snapshot; an owner without ``observer.key``
-    looks with the owner's key."""
+    """Open an observer of the syncer at ``address``. An ``owner`` may also end the job, and ask for
+    a snapshot; an owner without ``observer.key`` looks with the owner's key."""
     if address.startswith(LEASE_PLACE):
         address = await trio.to_thread.run_sync(_found_in, address)
     check_dial("", address)

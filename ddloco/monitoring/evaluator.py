@@ -62,7 +62,7 @@ class Evaluator:
             self._wanted.set()
 
     def finish(self) -> None:
-        """No newer model will arrive."""
+        """Evaluate the newest model and end; no newer one will arrive."""
         self._last = True
         self._wanted.set()
 
@@ -92,7 +92,7 @@ class Evaluator:
         self._scored(t, found.loss, found.metrics)
 
     def _keep(self, path: Path, t: int, loss: float) -> None:
-        """In place of an earlier one."""
+        """Write the evaluated model, in place of an earlier one."""
         tensors: dict[str, Any] = {}
         for p, leaves in enumerate(self._plan.fragments):
             for index, leaf in enumerate(leaves):
@@ -109,7 +109,8 @@ class Evaluator:
 async def open_scorer(
     job: Job, source: Path, scored: Scored, best: Path | None = None
 ) -> AsyncIterator[Evaluator]:
-    """The caller must ``run`` the evaluator."""
+    """Open a scorer with a worker process that has loaded the job's task; the caller must ``run``
+    it."""
     with closing(SharedMemory()) as arena:
         kept = kept_modules(source.parent, job.job.task)
         async with open_worker("observer.1", arena, job.worker_of(""), kept=kept) as process:

@@ -48,14 +48,15 @@ class LearnerView:
     """The part of ``alive_s`` that belongs to earlier incarnations."""
     losses: list[float] = field(default_factory=list[float])
     metrics: dict[str, float | None] = field(default_factory=dict[str, float | None])
-    """Of the newest step."""
+    """The task's own metrics of the newest step."""
     state: str = "starting"
     curve: LossCurve = field(default_factory=partial(LossCurve, 1))
     steps_logged: bool = False
-    """If not, only what the learner reports to the syncer is in this log."""
+    """Whether its steps are in this log; if not, only what it reports to the syncer is."""
 
     def take(self, line: dict[str, Any], t: int = 0) -> None:
-        """A new incarnation restarts at step 1, with a clock of its own."""
+        """Add a step that ended at global step ``t``; a new incarnation restarts at step 1, with a
+        clock of its own."""
         self.steps_logged = True
         if line["step"] <= self.step or self.step == 0:
             self.lived_s = self.alive_s
@@ -70,7 +71,7 @@ class LearnerView:
         self.state = "training"
 
     def report(self, step: int, loss: float | None, t: int) -> None:
-        """Ignored if the learner's steps are in this log."""
+        """Add what the learner has reported at global step ``t``, unless its steps are here."""
         if self.steps_logged:
             return
         self.step, self.state = step, "training"
@@ -84,7 +85,7 @@ class LearnerView:
 
     @property
     def tokens_per_s(self) -> float:
-        """Per second of the learner's life."""
+        """Tokens trained on per second of the learner's life."""
         return self.tokens / self.alive_s if self.alive_s > 0 else 0.0
 
 
@@ -96,7 +97,7 @@ class Board:
     merge: dict[str, Any] = field(default_factory=dict[str, Any])
     merges: int = 0
     numbers: Numbers = field(default_factory=Numbers)
-    """As the syncer counts them, at the newest line that has them."""
+    """The job's numbers, as the syncer counts them, at the newest line that has them."""
     troubles: list[str] = field(default_factory=list[str])
     news: list[str] = field(default_factory=list[str])
     """Warnings that have not been printed yet, where there is no terminal."""
@@ -108,7 +109,7 @@ class Board:
     tells_who_comes: bool = False
     """Whether a learner that comes or goes is news, as for somebody who starts them by hand."""
     standstill: str = ""
-    """Empty unless nothing has been merged for too long."""
+    """What the job waits for, if nothing has been merged for too long."""
 
     def __post_init__(self) -> None:
         steps = self.job.job.steps
@@ -190,13 +191,14 @@ class Board:
 
     @property
     def goodput(self) -> float | None:
-        """None before the first merge, or if it is not known. See ``machines.syncer.accounts``."""
+        """The share of the learners' time that was spent computing steps; None before the first
+        merge, or if it is not known. See ``machines.syncer.accounts``."""
         return self.numbers.goodput
 
     @property
     def inner_steps(self) -> int:
-        """Those that the syncer has counted, or before it tells of any those that are in this
-        log."""
+        """Inner steps of all learners: those that the syncer has counted, or before it tells of any
+        those that are in this log."""
         return self.numbers.inner_steps or sum(view.step for view in self.learners.values())
 
     def counts(self) -> str:
@@ -227,7 +229,7 @@ class Board:
         )
 
     def losses(self) -> str:
-        """An SVG file."""
+        """The losses of learners and of the final model over global steps, as an SVG file."""
         curves = {name: view.curve for name, view in self.learners.items()}
         result = self.result or {"held_out_loss": None}
         loss = result["held_out_loss"]
@@ -310,7 +312,7 @@ UNSAID = {"event", "actor", "at", "date", "ref", *Numbers.__struct_fields__} - {
 """Fields that a line on the screen does without: the log has them."""
 
 FREQUENT = ("step", "merge")
-"""Only the newest of these is shown, at intervals."""
+"""Events that occur many times a second; only the newest is shown, at intervals."""
 
 
 async def follow_log(folder: Path, actor: str, console: Console) -> None:

@@ -18,8 +18,8 @@ LOOK_S = 1.0
 
 
 class LogMetrics:
-    """Every merge is a point in time, with the mean of the losses and of the task's metrics that
-    each learner has had since the last one."""
+    """Makes points of a log's lines. Every merge is a point in time, with the mean of the losses
+    and of the task's metrics that each learner has had since the last one."""
 
     def __init__(self, job: Job, sinks: list[Sink]) -> None:
         self.ended = False
@@ -97,9 +97,10 @@ class LogMetrics:
 async def track_run(
     folder: Path, job: Job, sinks: list[Sink], done: trio.Event, say: Callable[[str], None]
 ) -> None:
-    """The trackers work in a thread, because some write to a network.
+    """Send the metrics of a running job to trackers until ``done`` is set.
 
-    One that fails ends the tracking, and never the job.
+    The trackers work in a thread, because some write to a network. One that fails ends the
+    tracking, and never the job.
     """
     tail, metrics = LogTail(folder), LogMetrics(job, sinks)
 

@@ -24,14 +24,14 @@ KEY_X, KEY_Y, KEY_STEP = LEFT + PLOT_WIDTH + 20, TOP + 12, 20
 
 
 class LossCurve:
-    """Their mean in each part of the job's global steps."""
+    """The losses of one learner: their mean in each part of the job's global steps."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._sums: dict[int, tuple[float, int]] = {}
 
     def add(self, t: int, loss: float) -> None:
-        """The step ended while the job was at global step ``t``."""
+        """Add the loss of a step that ended while the job was at global step ``t``."""
         part = min(t, self._steps) * PARTS // self._steps
         total, count = self._sums.get(part, (0.0, 0))
         self._sums[part] = (total + loss, count + 1)
@@ -41,7 +41,7 @@ class LossCurve:
         return [(part * width, s / n) for part, (s, n) in sorted(self._sums.items())]
 
     def spark(self) -> str:
-        """One line of text."""
+        """The curve in one line of text, its highest point a full block."""
         losses = [loss for _, loss in self.points()]
         cells = [
             losses[n * len(losses) // SPARK_CHARS : max((n + 1) * len(losses) // SPARK_CHARS, 1)]
@@ -58,7 +58,7 @@ class LossCurve:
 def draw_losses(
     curves: Mapping[str, LossCurve], held_out: Sequence[tuple[int, float]], steps: int, title: str
 ) -> str:
-    """A self-contained SVG file."""
+    """The losses as a self-contained SVG file."""
     lines = {name: curve.points() for name, curve in curves.items()}
     losses = [loss for points in (*lines.values(), held_out) for _, loss in points]
     low, high = _bounds(losses)
@@ -92,7 +92,7 @@ def draw_losses(
 
 
 def _bounds(losses: Sequence[float]) -> tuple[float, float]:
-    """Never the same."""
+    """The lowest and the highest loss that are shown; never the same."""
     low, high = min(losses, default=0.0), max(losses, default=1.0)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 

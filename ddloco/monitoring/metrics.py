@@ -13,13 +13,14 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.observers.observer_protocol import News
 
 EVENTS_NAMED_MAX = 64
-"""The syncer chooses the names, and each name is a time series."""
+"""Kinds of news that are counted separately: the syncer chooses their names, and each name is a
+time series."""
 
 NUMBERS = Numbers.__struct_fields__
-"""The same in a status and in news."""
+"""The job's numbers, which are the same in a status and in news."""
 
 NOT_IN_WORDS = frozenset(NUMBERS) - {"goodput", "live"}
-"""``--json`` has them."""
+"""Numbers of the job that a line of text leaves out; ``--json`` has them."""
 
 MERGE_FIELDS = ("taking_part", "averaged", "grace_s", "sync_s")
 STATUS_FIELDS = (
@@ -35,7 +36,7 @@ MEMBER_FIELDS = (
 LEARNER_LINE = ("learner", "step", "loss", "tokens", "tokens_per_s", "metrics")
 
 METRICS_NAMED_MAX = 64
-"""Each is a time series for every learner."""
+"""Names of the task's own metrics: each is a time series for every learner."""
 
 
 class Sink(Protocol):
@@ -54,7 +55,7 @@ class Metrics:
         self._named: dict[str, None] = {}
 
     def news(self, news: News) -> None:
-        """A merge contains numbers of its own."""
+        """Process one observation; a merge contains numbers of its own."""
         name = news.event
         if name not in self._seen and len(self._seen) >= EVENTS_NAMED_MAX:
             name = "others"
@@ -87,7 +88,7 @@ class Metrics:
                 sink.gauge("held_out_metric", value, t, metric=name)
 
     def _known(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Without names beyond ``METRICS_NAMED_MAX``."""
+        """The numbers among the task's metrics, without names beyond ``METRICS_NAMED_MAX``."""
         room = METRICS_NAMED_MAX - len(self._named)
         new = [name for name in metrics if name not in self._named]
         self._named |= dict.fromkeys(new[:room])
@@ -135,7 +136,7 @@ class Prometheus:
         self.port: int = self._server.server_port
 
     def gauge(self, name: str, value: float, t: int, **labels: str) -> None:
-        """``t`` is a metric of its own."""
+        """Set a gauge; ``t`` is a metric of its own."""
         del t
         if name not in self._gauges:
             help_text = name.replace("_", " ")
@@ -162,7 +163,7 @@ class TensorBoard:
             raise ConfigError(f"--tensorboard {folder}: {error.strerror}") from None
 
     def gauge(self, name: str, value: float, t: int, **labels: str) -> None:
-        """Label values become parts of the tag."""
+        """Write one point; label values become parts of the tag."""
         self._writer.add_scalar("/".join((name, *labels.values())), value, t)
 
     def close(self) -> None:
@@ -189,7 +190,7 @@ class PrintedNotices:
         self._write(f"{news.at:8.1f} s  {news.event}  {said}".rstrip())
 
     def status(self, status: Status) -> None:
-        """JSON only: it is a line every second."""
+        """Print what the learners' last steps brought, as JSON only: a line every second."""
         members = [each for each in status.members if each.loss is not None]
         if self._as_json and members:
             shown = [{name: getattr(each, name) for name in LEARNER_LINE} for each in members]
@@ -212,7 +213,7 @@ def numbers_of(fields: Mapping[str, Any]) -> dict[str, float]:
 
 
 def extra_package(package: str, extra: str, option: str) -> Any:
-    """Raises ConfigError if the package is not installed."""
+    """Import a package that only one option needs; raises ConfigError if it is not installed."""
     try:
         return importlib.import_module(package)
     except ImportError:

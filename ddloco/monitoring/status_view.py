@@ -79,12 +79,12 @@ def counts(status: Status) -> str:
 
 
 INTERVAL_MOST = 2.0
-"""More inner steps than this multiple of those asked for are a warning."""
+"""How many times the inner steps that are asked for an interval may have before it is a warning."""
 
 
 def interval_in_words(numbers: Numbers, asked: int | None) -> str:
-    """How many inner steps an interval had, beside how many were ``asked``; empty if that is
-    unknown."""
+    """How many inner steps an interval really had, beside how many were ``asked``; empty if it is
+    not known."""
     had = numbers.interval_steps
     if had is None or not asked:
         return ""
@@ -95,13 +95,13 @@ def interval_in_words(numbers: Numbers, asked: int | None) -> str:
 
 
 def goodput_in_words(numbers: Numbers) -> str:
-    """In percent, and since when it is counted if not since the job's start."""
+    """The goodput in percent, and since when it is counted if not since the job's start."""
     goodput = f"{numbers.goodput:.1%}" if numbers.goodput is not None else "-"
     return goodput + " since the syncer's restart" * numbers.restarted
 
 
 def time_in_words(numbers: Numbers) -> str:
-    """In percent."""
+    """How the learners' time was spent, in percent."""
     seconds_of = {
         "computing": numbers.computing_s,
         "compiling": numbers.compiling_s,
@@ -117,16 +117,16 @@ def time_in_words(numbers: Numbers) -> str:
 
 
 COLUMNS_MAX = 4
-"""``--json`` shows all."""
+"""Metrics of the task that a table has columns for; ``--json`` shows all."""
 
 
 ROWS_MAX = 64
-"""A table of a thousand learners takes a second to draw, and is too long to read."""
+"""Learners in a table. A table of a thousand takes a second to draw, and is too long to read."""
 
 
 def first_to_look_at(members: Sequence[MemberStatus]) -> Sequence[MemberStatus]:
-    """In their order; of many, those that are silent, were refused, lack the most versions, or were
-    not heard for longest."""
+    """The learners of a table, in their order: of many, those that are silent, were refused, lack
+    the most versions, or were not heard for longest."""
     if len(members) <= ROWS_MAX:
         return members
     most = sorted(
@@ -156,7 +156,7 @@ def members(shown: Sequence[MemberStatus]) -> Table:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Numbers that follow each other are a range: 0-3, 7."""
+    """Ascending numbers, those that follow each other as a range: 0-3, 7."""
     found: list[tuple[int, int]] = []
     for n in numbers:
         follows = bool(found) and found[-1][1] == n - 1
@@ -189,7 +189,7 @@ def waiting_in_words(waiting: WaitingSync) -> str:
 
 
 NAMES_MAX = 8
-"""In a large job a full list is of no use."""
+"""Names on one line; in a large job a full list is of no use."""
 
 
 def _names(names: list[str] | tuple[str, ...]) -> str:
@@ -202,7 +202,7 @@ def _until(until_s: float | None) -> str:
 
 
 def seconds(duration_s: float) -> str:
-    """12 ms, 3.4 s, 5 min 2 s, 2 h 3 min."""
+    """A duration in readable form: 12 ms, 3.4 s, 5 min 2 s, 2 h 3 min."""
     if duration_s < 1:
         return f"{max(duration_s, 0.0) * 1000:.0f} ms"
     if duration_s < 60:

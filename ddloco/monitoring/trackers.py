@@ -26,7 +26,7 @@ class Rows:
         self._row: dict[str, float] = {}
 
     def gauge(self, name: str, value: float, t: int, **labels: str) -> None:
-        """Label values become parts of the tag."""
+        """Add a point; label values become parts of the tag."""
         if t != self._t:
             self._flush()
         self._t = t
@@ -43,7 +43,7 @@ class Rows:
 
 
 def wandb(project: str, name: str, settings: Mapping[str, Any]) -> Rows:
-    """Offline unless ``WANDB_MODE`` says otherwise."""
+    """A run of Weights & Biases; offline unless ``WANDB_MODE`` says otherwise."""
     package = extra_package("wandb", "wandb", "--track wandb")
     mode = os.environ.get("WANDB_MODE", "offline")
     run = package.init(project=project, name=name, config=dict(settings), mode=mode)
@@ -53,7 +53,7 @@ def wandb(project: str, name: str, settings: Mapping[str, Any]) -> Rows:
 
 
 def mlflow(uri: str, name: str, settings: Mapping[str, Any]) -> Rows:
-    """In the experiment ``ddloco``; raises ConfigError if nothing can be stored there."""
+    """A run of MLflow at a tracking URI, in the experiment ``ddloco``; raises ConfigError."""
     package = extra_package("mlflow", "mlflow", "--track mlflow")
     try:
         client = package.MlflowClient(tracking_uri=uri)
@@ -73,14 +73,14 @@ def mlflow(uri: str, name: str, settings: Mapping[str, Any]) -> Rows:
 
 
 def trackio(project: str, name: str, settings: Mapping[str, Any]) -> Rows:
-    """In trackio's local database."""
+    """A run of trackio, in its local database."""
     package = extra_package("trackio", "trackio", "--track trackio")
     package.init(project=project, name=name, config=dict(settings))
     return Rows(lambda t, row: package.log(dict(row), step=t), package.finish)
 
 
 def tracker(said: str, name: str, settings: Mapping[str, Any]) -> Sink:
-    """``said`` is such as ``wandb:my-project`` (see ``HELP``); raises ConfigError."""
+    """Open the tracker that ``said`` names, such as ``wandb:my-project``; raises ConfigError."""
     kind, colon, where = said.partition(":")
     named = {"wandb": wandb, "mlflow": mlflow, "trackio": trackio}
     if not colon or not where or kind not in {*named, "tensorboard", "prometheus"}:
@@ -96,7 +96,7 @@ def tracker(said: str, name: str, settings: Mapping[str, Any]) -> Sink:
 
 
 def open_trackers(said: Sequence[str], name: str, job: Job) -> list[Sink]:
-    """Raises ConfigError if one cannot be used; those before it are closed again."""
+    """Open every tracker that is named; if one cannot be used, those before it are closed again."""
     settings = {"job": job.id, "task": job.job.task, "learners": job.job.learners}
     opened: list[Sink] = []
     try:

@@ -31,13 +31,13 @@ Evaluate: TypeAlias = "tuple[Job, Path, Path | None]"
 
 
 def say(line: str) -> None:
-    """Flushed, so that readers of a pipe get the line at once."""
+    """Write one line to standard output and flush it, so that readers of a pipe get it at once."""
     sys.stdout.write(f"{one_line(line)}\n")
     sys.stdout.flush()
 
 
 class Look:
-    """The status of each syncer, or why there is none."""
+    """One query of several syncers: the status of each, or why there is none."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
@@ -56,7 +56,7 @@ class Look:
             self.problems[index] = str(error)
 
     def check(self) -> None:
-        """Raises UnansweredError with all problems on one line."""
+        """Raise UnansweredError if any syncer did not answer, with all problems on one line."""
         if self.problems:
             raise UnansweredError("; ".join(said for _, said in sorted(self.problems.items())))
 
@@ -67,10 +67,8 @@ Show = Callable[[Look], None]
 async def show_status(
     addresses: Sequence[str], *, timeout_s: float, keys: Path | None, as_json: bool, watch: bool
 ) -> None:
-    """Once, or every second until a signal arrives.
-
-    Raises UnansweredError if a syncer does not answer; the others were shown.
-    """
+    """Show the status of syncers, once, or every second until a signal arrives. If one does not
+    answer, UnansweredError is raised after the others were shown."""
     async with AsyncExitStack() as stack:
         observers = [
             await stack.enter_async_context(open_observer(address, timeout_s, keys))
@@ -121,7 +119,7 @@ async def follow_job(
     lines: "PrintedNotices | None",
     evaluate: "Evaluate | None",
 ) -> None:
-    """Until the job ends or a signal arrives."""
+    """Follow a job until it ends or a signal arrives."""
     async with open_observer(address, timeout_s, keys) as observer:
         # Check first that the syncer answers; preparing the evaluation takes seconds.
         metrics.status(_status_from(await observer.status()))
@@ -129,11 +127,8 @@ async def follow_job(
 
 
 async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json: bool) -> None:
-    """Stop a job, wait until it has ended, and print its status.
-
-    Raises ConfigError for a shard that does not lead, UnansweredError if there is no answer or the
-    job failed.
-    """
+    """Stop a job, wait until it has ended, and print its status; raises ConfigError for a shard
+    that does not lead, UnansweredError if there is no answer or the job failed."""
     async with _asking_lead(address, timeout_s, keys) as observer:
 
         async def pass_over(_: Notified) -> None:
@@ -150,11 +145,8 @@ async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json
 async def dismiss(
     address: str, who: str, *, timeout_s: float, keys: Path | None, as_json: bool
 ) -> None:
-    """Have a learner leave for good, and print what the syncer says.
-
-    Raises ConfigError for a shard that does not lead, UnansweredError if the job has no such
-    learner.
-    """
+    """Have a learner leave for good, and print what the syncer says; raises ConfigError for a shard
+    that does not lead, UnansweredError if the job has no such learner."""
     async with _asking_lead(address, timeout_s, keys) as observer:
         told = await observer.dismiss(who)
     if told.event != DISMISSED:
@@ -170,7 +162,7 @@ async def dismiss(
 async def _asking_lead(
     address: str, timeout_s: float, keys: Path | None
 ) -> AsyncIterator[Observer]:
-    """With the owner's key."""
+    """An observer with the owner's key, of the syncer that leads."""
     async with open_observer(address, timeout_s, keys, owner=True) as observer:
         told = _status_from(await observer.status())
         name = actor_of(told.incarnation)
@@ -222,7 +214,7 @@ async def _follow(
 async def _scoring(
     evaluate: "Evaluate | None", scored: "Scored"
 ) -> "AsyncIterator[Evaluator | None]":
-    """On exit the scorer finishes the newest model."""
+    """A running scorer, if wanted; on exit it finishes the newest model."""
     if evaluate is None:
         yield None
         return
@@ -237,7 +229,7 @@ async def _scoring(
 
 
 async def until_signal(act: Callable[[], Any]) -> None:
-    """A signal is not an error."""
+    """Run ``act`` until it is done or a signal arrives, which is not an error."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stop_on_signal, lambda _reason: nursery.cancel_scope.cancel())
         await act()

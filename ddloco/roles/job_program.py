@@ -64,7 +64,8 @@ RESOURCES = frozenset({
     *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
     *(errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.ENOENT),
 })  # fmt: skip
-"""Reported in the system's words, since they are not bugs."""
+"""Errors because the machine lacks or forbids something: reported in the system's words, since
+they are not bugs."""
 
 
 def program_of(job: Job) -> "JobProgram":
@@ -138,8 +139,8 @@ class JobProgram(Runnable):
 
     @property
     def shares_memory(self) -> bool:
-        """Faults of links are those of sockets, so where there are any, every byte goes through a
-        socket."""
+        """Whether actors of one host may read each other's fragments where they lie. Faults of
+        links are those of sockets, so there every byte goes through one."""
         faults, storms = self.job.chaos.fault, self.job.chaos.storm
         what = {each.what for each in faults} | {kind for each in storms for kind in each.what}
         return self.job.transport.shared_memory and not what & set(LINK_KINDS)
@@ -183,7 +184,7 @@ class JobProgram(Runnable):
                 )
 
     def start_point(self, said: str, only: str | None = None, *, trust: bool) -> JobStartPoint:
-        """The lead refuses a snapshot that has no learners."""
+        """See ``said_start_point``; the lead refuses a snapshot that has no learners."""
         found = said_start_point(self.job, said, only, trust=trust)
         if only in {None, self.lead} and not self.fresh_learners:
             refuse_without_learners(found, self.job)
@@ -219,8 +220,8 @@ class JobProgram(Runnable):
         return [other for other in wanted if other not in linked]
 
     def stands(self, machine: Machine, silent_s: float) -> str:
-        """Of a syncer that merges nothing its own warnings tell; see
-        ``machines.syncer.standstill``."""
+        """What a learner waits for between two steps. Of a syncer that merges nothing its own
+        warnings tell; see ``machines.syncer.standstill``."""
         del silent_s
         return machine.standing if isinstance(machine, Learner | Replica) else ""
 
@@ -232,7 +233,7 @@ class JobProgram(Runnable):
         return others[_command_of(self.job, name)]
 
     def asked_to_stop(self) -> tuple[str, ...]:
-        """It tells the others."""
+        """The leading syncer, which tells the others."""
         return (self.lead,)
 
     def ends_all(self, name: str, finish: Finish) -> bool:
@@ -246,7 +247,8 @@ class JobProgram(Runnable):
         return self.job.too_few(len(learners) - len(gone))
 
     def failure(self, error: BaseException, incarnation: str) -> Finish:
-        """User code that an earlier incarnation has run may do without what is away now."""
+        """Errors of user code and of the machine, and bugs, each in its words. User code that an
+        earlier incarnation has run may do without what is away now."""
         if isinstance(error, WorkerRequestError | TaskError) and number_of(incarnation) > 1:
             return Finish("failed", str(error), again=True)
         if isinstance(error, WorkerRequestError) and error.failed.kind == "task":
@@ -272,7 +274,7 @@ class JobProgram(Runnable):
 
     @asynccontextmanager
     async def open(self, hosted: HostedActor) -> AsyncIterator[OpenedActor | None]:
-        """The worker process is opened first."""
+        """Open everything that the actor needs, the worker process first."""
         folder, name = hosted.folder, hosted.name
         arrived_max = 1e9 * self.job.transport.memory_gb or None
         with closing(SharedMemory(arrived_max=arrived_max)) as arena:
@@ -311,7 +313,7 @@ class JobProgram(Runnable):
                     await process.dismiss(final=ended.status != "left" and not ended.again)
 
     def _open_keep(self, hosted: HostedActor) -> FragmentFolder:
-        """Learners keep nothing."""
+        """Where a syncer keeps its merges; learners keep nothing."""
         folder, name = hosted.folder, hosted.name
         run = run_of(folder, make=True) if name in self.job.syncer_names() else ""
         return FragmentFolder(folder / KEPT / name, self.job.id, run, hosted.confirm)
@@ -387,14 +389,14 @@ class JobProgram(Runnable):
 
 
 def _command_of(job: Job, name: str) -> str:
-    """It is also the word for what the actor is."""
+    """The command that runs an actor, which is also the word for what it is."""
     if name in job.syncer_names():
         return "syncer"
     return "relay" if name in job.relay else "learner"
 
 
 async def _attending(hosted: HostedActor, make_ready: Callable[[], Awaitable[rpc.Prepared]]) -> Any:
-    """The lanes below its driver are served meanwhile."""
+    """Prepare the actor, and serve the lanes below its driver meanwhile."""
     if not isinstance(hosted.endpoint, SideChannel):
         return await make_ready()
     async with trio.open_nursery() as nursery:
@@ -426,8 +428,8 @@ def _show_trace(
 
 
 def _heard(hosted: HostedActor, event: str, fields: dict[str, Any]) -> None:
-    """The actor itself hears which call takes long, and tells others. For whom a worker waits is
-    said while it does."""
+    """Log what a worker tells; the actor itself hears which call takes long, and tells others. For
+    whom a worker waits is said while it does."""
     if event == MEETING:
         hosted.awaits = fields["for"]
     elif event != WORKER_BUSY or not hosted.tell(WorkerBusy(**fields)):
@@ -435,7 +437,7 @@ def _heard(hosted: HostedActor, event: str, fields: dict[str, Any]) -> None:
 
 
 def slowed(executor: WorkExecutor, factor: float) -> Executor:
-    """What comes out is the same."""
+    """The same work, its steps ``factor`` times slower; what comes out is the same."""
     return executor if factor == 1.0 else _Slowed(executor, factor)
 
 
@@ -445,7 +447,7 @@ class _Slowed:
     factor: float
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
-        """The work begins before this returns, as with ``WorkExecutor``."""
+        """Do one piece of work; it begins before this returns, as with ``WorkExecutor``."""
         coming = self.executor.do(work)
         return self._delayed(coming) if isinstance(work, RunStep) else coming
 

@@ -51,7 +51,7 @@ class LossLog:
             self._noted |= {name: step for name, (step, _) in new.items()}
 
     def draw(self) -> None:
-        """A full disk costs the figure only."""
+        """Write the figure, of all that the log tells; a full disk costs the figure only."""
         self._read()
         if any(view.curve.points() for view in self._board.learners.values()):
             with suppress(OSError):
@@ -63,6 +63,6 @@ class LossLog:
 
 
 def newest_losses(status: Status, noted: dict[str, int]) -> dict[str, tuple[int, float | None]]:
-    """Of learners whose step is not the noted one."""
+    """Step and loss of each learner in a syncer's status whose step is not the noted one."""
     found = {actor_of(each.learner): (each.step, each.loss) for each in status.members}
     return {who: said for who, said in found.items() if said[0] and noted.get(who) != said[0]}

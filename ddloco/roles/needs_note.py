@@ -13,7 +13,7 @@ from ddloco.stage.nodes.node import HostedActor
 from ddloco.stage.process.memory import available
 
 LOOK_S = 1.0
-"""In seconds."""
+"""Interval, in seconds, at which the lead is asked for the pace."""
 
 
 async def note_needs(job: Job, hosted: HostedActor, warn: Callable[[str], None]) -> None:

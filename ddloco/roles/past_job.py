@@ -15,10 +15,8 @@ from ddloco.workers.fragment_store import FragmentFolder, FragmentStoreError
 
 
 def past_end(job: Job, folder: Path, name: str) -> str:
-    """Why a job is done although it has not run with these settings; empty if it is not.
-
-    The run folder is of a job that differs in nothing but its number of steps.
-    """
+    """Why a job is done although it has not run with these settings; empty if it is not. The run
+    folder is of a job that differs in nothing but its number of steps."""
     try:
         former = load_job(folder / JOB_FILE)
         same = replace(former, job=replace(former.job, steps=job.job.steps))

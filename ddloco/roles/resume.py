@@ -120,7 +120,7 @@ class JobStart(Start):
             machine.rounds.membership.data.adopt(job.learner_names(), job.elastic.gone_s)
 
     def keep(self, arrays: ArrayTable, keep: FragmentStore) -> None:
-        """A restarted syncer would continue from these merges."""
+        """Store the merges of the snapshot, from which a restarted syncer would continue."""
         machine: Any = self.actor.machine
         rounds = machine.rounds if isinstance(machine, Syncer) else None
         for fragment, version, spent, batches, tokens in rounds.kept() if rounds else ():
@@ -152,7 +152,8 @@ def _own_of(machine: Any, last: Last) -> rpc.RestoredState:
 
 
 def plan_difference(now: FragmentPlan, then: FragmentPlan) -> str:
-    """What sets the first difference, and both values."""
+    """The first difference between a job's plan and that of its snapshot: what sets it, and both
+    values."""
     ours, theirs = (
         {leaf.name: f"{leaf.dtype}{list(leaf.shape)}" for leaf in chain.from_iterable(each)}
         for each in (now.fragments, then.fragments)
@@ -169,7 +170,7 @@ def plan_difference(now: FragmentPlan, then: FragmentPlan) -> str:
 
 
 def steps_under_way(actor: Actor) -> list[RunStep]:
-    """The worker's state in a snapshot is that after this step."""
+    """Return the step that is running. The worker's state in a snapshot is that after this step."""
     return [work for work in actor.under_way.values() if isinstance(work, RunStep)]
 
 
@@ -177,7 +178,7 @@ JobStartPoint = StartPoint[JobStart]
 
 
 def plan_of(machine: Any) -> FragmentPlan | None:
-    """None before the machine's start."""
+    """The plan of a machine of a job; None before its start."""
     if isinstance(machine, Syncer):
         return machine.place.plan if machine.place is not None else None
     return machine.plan if isinstance(machine, Learner | Coordinator) else None
@@ -207,7 +208,7 @@ def load_job_start(job: Job, store: Store, part: Part) -> JobStart:
 
 
 def _fixed(job: Job) -> dict[str, str]:
-    """These settings stay as they were when a job continues from a snapshot."""
+    """The settings that stay as they were when a job continues from a snapshot, by name."""
     return {
         "inner.optimizer": f'"{job.inner.optimizer}"',
         "outer.optimizer": f'"{job.outer.optimizer}"',
@@ -225,8 +226,8 @@ def _last(store: Store, digest: str) -> Last:
 def stored_from(
     tensors: Tensors, plan: FragmentPlan, handle: str, arrays: ArrayTable, outer: Outer
 ) -> Stored:
-    """In the form in which the array was held, which the handle tells; names of tensors may be any
-    text."""
+    """An array in the form in which it was held, which its handle tells; names of tensors may be
+    any text."""
     if is_copied(handle):
         _require([STATE], tensors, handle)
         return HostCopy(arrays.lend(tensors[STATE]), _start_of(handle, plan))
@@ -249,15 +250,15 @@ def _leaves_of(handle: str, plan: FragmentPlan) -> Sequence[Leaf]:
 
 
 def _joined(leaves: Sequence[Leaf], tensors: Tensors, handle: str, prefix: str = "") -> F32:
-    """Names of tensors begin with ``prefix``."""
+    """A flat array from the tensors of its leaves, whose names begin with ``prefix``."""
     names = [f"{prefix}{leaf.name}" for leaf in leaves]
     _require(names, tensors, handle)
     return np.concatenate([tensors[name].reshape(-1) for name in names])
 
 
 def _start_of(handle: str, plan: FragmentPlan) -> int:
-    """In bytes, in the layout of all parameters: ``host/STEP/P`` is a copy of a fragment, other
-    handles are copies of all parameters."""
+    """Where a host copy begins in the layout of all parameters, in bytes: ``host/STEP/P`` is that
+    of a fragment, other handles are those of all parameters."""
     kind, *rest = handle.split("/")
     if kind != "host" or len(rest) < 2:
         return 0
@@ -290,7 +291,7 @@ def _odd(handle: str, problem: str) -> WorkerRequestError:
 def read_job_start_point(
     place: str | Path, snapshot: str, job: Job, only: str | None = None
 ) -> JobStartPoint:
-    """The settings of the job's actors are now those of ``job``."""
+    """Read the states of a job's actors in a snapshot; their settings are now those of ``job``."""
     return resume.read_start_point(place, snapshot, partial(load_job_start, job), only)
 
 
@@ -323,7 +324,7 @@ def checked_start_point(
 
 
 def _global_step(machine: Any) -> int:
-    """0 of machines other than a syncer's."""
+    """The last global step of a syncer's machine; 0 of other ones."""
     if isinstance(machine, Coordinator):
         return machine.version
     rounds = getattr(machine, "rounds", None)
@@ -358,8 +359,8 @@ def job_start_point(
 
 
 def refuse_without_learners(found: JobStartPoint, job: Job) -> None:
-    """Without learners in the snapshot they would begin anew; the error names one that has
-    learners."""
+    """Refuse a snapshot that was taken when all learners had left: they would begin anew. The error
+    names one that has learners."""
     if job.job.method in DATA_PARALLEL:
         return  # What they train is the syncer's.
     lacking = [name for name in job.learner_names() if found.known(name)]
@@ -378,7 +379,8 @@ def refuse_without_learners(found: JobStartPoint, job: Job) -> None:
 
 
 def other_settings(found: JobStartPoint, job: Job) -> str:
-    """Empty if no settings were others at the snapshot."""
+    """A line on the settings that were others at a snapshot, and what holds now; empty if none
+    were."""
     [start, *_] = [*found.starts.values(), None]
     if start is None:
         return ""
@@ -399,7 +401,7 @@ def other_settings(found: JobStartPoint, job: Job) -> str:
 
 
 def begins_anew(found: JobStartPoint, job: Job) -> str:
-    """How learners begin that are not in the snapshot; empty if all are."""
+    """A line on the learners that are not in a snapshot and how they begin; empty if all are."""
     here = {actor_of(part.who) for part in found.parts}
     learners = job.learner_names()
     new = [name for name in learners if name not in here]

@@ -41,14 +41,14 @@ def blocks_of(elements: int) -> int:
 
 
 def encoded_bytes(elements: int, form: Format) -> int:
-    """All scales, then all codes."""
+    """The bytes of a compressed tensor: all scales, then all codes."""
     if form in UNSCALED:
         return elements * BITS[form] // 8
     return blocks_of(elements) * (SCALE_BYTES + BLOCK * BITS[form] // 8)
 
 
 def relative_size(form: Format) -> float:
-    """Of a large compressed tensor, relative to float32."""
+    """The size of a large compressed tensor relative to float32."""
     return encoded_bytes(BLOCK, form) / (4 * BLOCK)
 
 

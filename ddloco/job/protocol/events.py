@@ -27,12 +27,9 @@ class OwnState(Struct, frozen=True, array_like=True):
 
 
 class Started(Event, frozen=True):
-    """The actor's first event: the parameters' leaves, as its worker describes them.
-
-    A learner that ``tells`` reports the losses of its steps. One that ``copies`` copies single
-    fragments to the host when they are asked for; another one copies all parameters after each
-    step.
-    """
+    """The actor's first event: the parameters' leaves, as its worker describes them. A learner that
+    ``tells`` reports the losses of its steps. One that ``copies`` copies single fragments to the
+    host when they are asked for; another one copies all parameters after each step."""
 
     incarnation: str
     leaves: tuple[Leaf, ...]

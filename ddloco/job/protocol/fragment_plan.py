@@ -43,12 +43,13 @@ class Leaf(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Without padding."""
+        """The number of bytes, without padding."""
         return self.size * DTYPES[self.dtype].itemsize
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """``due`` and ``until_due`` are by `t mod H`; see ``fragment_due`` and ``steps_until_due``."""
+    """Where each fragment and tensor starts, and by `t mod H` which fragment is due at step t and
+    how many steps later the next one is."""
 
     slices: tuple[tuple[int, int], ...]
     tensors: tuple[tuple[int, ...], ...]
@@ -106,27 +107,27 @@ class FragmentPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def total_bytes(self) -> int:
-        """Of the whole region, including padding."""
+        """The length of the whole region, including padding."""
         return self._layout.slices[-1][1]
 
     def fragment_slice(self, p: int) -> tuple[int, int]:
-        """(start, stop) in bytes; the slices tile the region."""
+        """Return (start, stop) in bytes of fragment p; the slices tile the region."""
         return self._layout.slices[p]
 
     def tensor_offset(self, p: int, i: int) -> int:
-        """In bytes from the region's start."""
+        """Return the byte at which tensor i of fragment p starts, from the region's start."""
         return self._layout.tensors[p][i]
 
     def fragment_due(self, t: int) -> int | None:
-        """The fragment p with t mod H == t_p, or None if no fragment is due at step t."""
+        """Return the fragment p with t mod H == t_p, or None if no fragment is due at step t."""
         return self._layout.due[t % self.interval]
 
     def steps_until_due(self, t: int) -> int:
-        """In how many steps after step t a fragment is due again, from 1 to H."""
+        """Return in how many steps after step t a fragment is due again, from 1 to H."""
         return self._layout.until_due[t % self.interval]
 
     def next_due(self, after: int, last: int) -> int | None:
-        """The first step in (after, last] at which a fragment is due, or None."""
+        """Return the first step in (after, last] at which a fragment is due, or None."""
         t = after + self.steps_until_due(after)
         return t if t <= last else None
 
@@ -138,7 +139,7 @@ def is_state(name: str) -> bool:
 
 
 def wire_layout(plan: FragmentPlan, fragment: int) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    """(name, shape, dtype) in the order in which tensors are sent."""
+    """(name, shape, dtype) of a fragment's tensors, in the order in which they are sent."""
     return tuple((leaf.name, leaf.shape, leaf.dtype) for leaf in plan.fragments[fragment])
 
 

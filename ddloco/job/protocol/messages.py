@@ -58,7 +58,7 @@ Places = Annotated[tuple[DataPlace, ...], Meta(max_length=4096)]
 
 
 def within_budget(places: Iterable[DataPlace]) -> tuple[DataPlace, ...]:
-    """Those without room for their cursors are without."""
+    """The places, those without room for their cursors without."""
     left, found = CURSORS_BYTES_MAX, list[DataPlace]()
     for each in places:
         left -= len(each.cursor)
@@ -130,7 +130,7 @@ class Progress(Body, frozen=True, omit_defaults=True):
 
     @property
     def report_s(self) -> float:
-        """0 if that is unknown."""
+        """The expected seconds from this report to the next; 0 if that is unknown."""
         return self.step_s * self.together
 
 

@@ -37,7 +37,7 @@ class Moments:
             state[start + _nbytes(shape, dtype) : stop] = 0
 
     def read(self, state: Bytes | Pieces) -> list[Any]:
-        """Views of ``state``, except for leaves that lie in several pieces of it."""
+        """The leaves, as views of ``state`` except for those that lie in several pieces of it."""
         views: list[Any] = []
         for start, shape, dtype in self._leaves:
             size = _nbytes(shape, dtype)
@@ -60,7 +60,7 @@ def piece_slice(piece: int, nbytes: int, piece_bytes: int = PIECE_BYTES) -> slic
 def piece_layout(
     piece: int, pieces: int, nbytes: int
 ) -> tuple[tuple[str, tuple[int, ...], str], ...] | None:
-    """(name, shape, dtype); None for a piece that does not exist."""
+    """(name, shape, dtype) of a piece's tensor; None for a piece that does not exist."""
     if pieces != pieces_of(nbytes) or piece >= pieces:
         return None
     part = piece_slice(piece, nbytes)

@@ -27,8 +27,8 @@ class WaitingSync(Struct, frozen=True):
 
 
 class SyncInFlight(Struct, frozen=True):
-    """A sync in progress: which learners were asked for the fragment and have answered, and which
-    relays' sums it waits for."""
+    """A sync in progress: which learners were asked for the fragment, which have answered, and
+    which relays' sums it waits for."""
 
     t: int
     fragment: int
@@ -61,11 +61,11 @@ class MemberStatus(Struct, frozen=True):
     computing_s: float = 0.0
     data_s: float = 0.0
     stopped_s: float = 0.0
-    """Of this incarnation."""
+    """Seconds of this incarnation: in which it computed steps, waited for batches, was stopped."""
     data_shards: tuple[int, ...] = ()
     """With ``job.shards``, the data shards that it draws from."""
     corrupt: int = 0
-    """Steps that had two results when they were run twice."""
+    """How many of its steps had two results when they were run twice."""
     busy: str = ""
     """The call in which its worker has been for long, and for how long."""
 
@@ -230,7 +230,7 @@ S = TypeVar("S", bound=Struct)
 
 
 def status_from(plain: dict[str, Any], kind: type[S] = Status) -> S:
-    """Unknown fields are ignored."""
+    """Convert plain data to a status, by default a syncer's; unknown fields are ignored."""
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:

@@ -42,10 +42,8 @@ def of_step(
     step: int, took_s: float, data_s: float, compiling_s: float, usual_s: float | None
 ) -> TimeSpent:
     """Return how the time of one finished step was spent; an incarnation compiles in its first one.
-
     ``compiling_s`` are the seconds in which the step was compiled again, for a batch of another
-    shape. ``usual_s`` is the median of the newest steps before it; None if there is none.
-    """
+    shape. ``usual_s`` is the median of the newest steps before it; None if there is none."""
     data = min(max(data_s, 0.0), took_s)
     rest = took_s - data
     if step == 1:

@@ -54,7 +54,7 @@ class _Layouts:
         self._compressed = cache(lambda fragment, form: compressed_layout(plan, fragment, form))
 
     def of(self, body: Any) -> Layout | None:
-        """None if the body has no tensors."""
+        """Return the tensors of a body; None if it has none."""
         if isinstance(body, StatePiece) and body.pieces:
             return _expected_piece(body, self._state_bytes)
         if not isinstance(body, GlobalFragment | Contribution | ContributionSum):

@@ -174,14 +174,12 @@ class StepFinished(WorkResult, frozen=True):
 
 
 TENSOR_DIGEST_BYTES = 4
-"""Enough to tell which tensor differs first."""
+"""Bytes of a tensor's digest on a tape: enough to tell which tensor differs first."""
 
 
 def first_tensor(leaves: Sequence[Leaf], one: bytes, other: bytes) -> str:
-    """The first tensor whose digest differs; empty if that is unknown.
-
-    The digests are as in ``FragmentEncoded.tensors``; those in old tapes are empty.
-    """
+    """The first tensor whose digest differs; empty if that is unknown. The digests are as in
+    ``FragmentEncoded.tensors``; those in old tapes are empty."""
     n = TENSOR_DIGEST_BYTES
     for at, leaf in enumerate(leaves):
         mine, theirs = one[at * n : (at + 1) * n], other[at * n : (at + 1) * n]
@@ -504,4 +502,4 @@ KINDS: tuple[type[Work], ...] = (
 Asked = Union[KINDS]  # noqa: UP007, of a tuple
 
 RESULTS = tuple(dict.fromkeys(kind.result for kind in KINDS))
-"""Each once."""
+"""Their results, each once."""
