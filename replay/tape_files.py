@@ -33,6 +33,7 @@ EVENT_SEPARATOR = "@"
 """Stands in a file's name before the event that it begins after; in no actor's name."""
 
 RUNS_NAMED = 2
+"""Run folders that are named when a folder of runs is given for one of them."""
 
 
 def follow(writer: TapeWriter, after: int, clock: dict[str, int]) -> TapeWriter:

@@ -44,6 +44,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def name_of(initiator: str, number: int) -> str:
+    """The name of a snapshot: the event that began it, ``syncer.1:1042``."""
     return f"{initiator}:{number}"
 
 

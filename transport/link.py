@@ -147,6 +147,7 @@ class Links(LinkSender, Generic[B], forbid_unknown_fields=True):
         )
 
     def _speaks_for_itself(self, event: MessageArrived[Any]) -> bool:
+        """Whether the sender has the name of its connection, and is not this actor itself."""
         return event.sender == event.peer and actor_of(event.sender) != actor_of(self.clock.me)
 
     def _opens(self, link: Link | None, event: MessageArrived[Any], hello: Hello) -> bool:

@@ -64,6 +64,8 @@ TASK = re.compile(r"\w[\w.]{0,300}:\w{1,300}", re.ASCII)
 
 
 class ListedFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of a bundle: its name, its size in bytes, and its SHA-256 in hexadecimal."""
+
     name: str
     size: int
     sha256: str

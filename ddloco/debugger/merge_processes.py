@@ -35,6 +35,7 @@ def processes_for(recorded: Sequence[RecordedRun]) -> int:
 
 @contextmanager
 def merges_in(processes: int, runs: Sequence[RecordedJob]) -> Iterator[list[Iterator[Merge]]]:
+    """Compute the merges of some runs; yields, for each run, its merges syncer after syncer."""
     if processes <= 1:
         yield [run.merges() for run in runs]
         return

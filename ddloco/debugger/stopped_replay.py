@@ -44,6 +44,8 @@ class StoppedReplay:
         )
 
     def arrays(self, actor: str = "") -> list[str]:
+        """Return the handles of an actor's arrays, by name or incarnation; by default, of the actor
+        that the replay was stopped for."""
         return sorted(self._runner(actor).arrays.handles())
 
     def array(self, handle: str, actor: str = "") -> Tensors:

@@ -34,6 +34,7 @@ LOSSES_SHOWN = 20
 
 
 NEWS_MAX = 15
+"""Warnings that are printed at once where there is no terminal, at most."""
 
 LOSSES = "losses"
 """The log event with what learners on other hosts have reported to the syncer."""

@@ -56,6 +56,7 @@ def cut_of(parts: Sequence[Part]) -> SnapshotCut:
 
 
 def final_clock(each: Tape) -> dict[str, int]:
+    """Return the clock of an actor after the last event of its tape, which has been scanned."""
     return {**each.header.clock, **each.heard}
 
 

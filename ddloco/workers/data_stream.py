@@ -146,6 +146,7 @@ class DataStream:
         return self._large
 
     def position_if_small(self) -> bytes:
+        """The position if it is sent with every report; empty if it is too large for that."""
         return b"" if self._large else self.position()
 
     def go_to(self, position: bytes) -> None:

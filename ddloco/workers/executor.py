@@ -146,15 +146,18 @@ class WorkExecutor(Doer):
 
     @property
     def plan(self) -> FragmentPlan:
+        """How the parameters are split into fragments and laid out; known after ``prepare``."""
         return self.layouts.plan
 
     @property
     def layouts(self) -> Layouts:
+        """Converts between the layouts of fragments; known after ``prepare``."""
         assert self._layouts is not None, "prepared before any work"
         return self._layouts
 
     @property
     def compression(self) -> FragmentCompression:
+        """The arithmetic of compressed differences; known after ``prepare``."""
         assert self._compression is not None, "prepared before any work"
         return self._compression
 

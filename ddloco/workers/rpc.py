@@ -394,6 +394,7 @@ class RequestReader:
         return receive_into(self._link, room[known:])
 
     def _receive(self, nbytes: int) -> bool:
+        """Wait until so many bytes are there; returns False if the socket closes before that."""
         while len(self._received) < nbytes:
             self._selector.select()
             try:

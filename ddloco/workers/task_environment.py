@@ -70,6 +70,7 @@ def watch_environment() -> None:
 
 
 def what_was_read() -> dict[str, str]:
+    """The entries of a fingerprint for the variables that user code has read until now."""
     read = getattr(os.environ, "read", {})
     if len(read) > NAMES_MAX:
         return {}

@@ -69,4 +69,5 @@ def _places(shape: tuple[int, ...]) -> Any:
 
 
 def packed(sums: Any) -> bytes:
+    """Return the sums as on a tape: ``TENSOR_DIGEST_BYTES`` each, in little-endian order."""
     return np.asarray(sums).astype("<u4").tobytes()

@@ -480,6 +480,7 @@ class Trainer:
         )
 
     def _drawn(self, t: Any, retry_s: float) -> "StepUnderWay":
+        """Draw the batch of the next step. Global step ``t`` is for schedules."""
         asked_at = time.monotonic()
         with self._watch.during("next()"):
             batch, number = self._draw(retry_s)

@@ -24,6 +24,7 @@ Versions = Annotated[tuple[Annotated[int, Meta(ge=-1, le=2**63 - 1)], ...], Meta
 Names = Annotated[tuple[Name, ...], Meta(max_length=4096)]
 
 Finite = Annotated[float, Meta(ge=0.0, le=1e38)]
+"""A number of messages that is neither negative, nor infinite, nor NaN."""
 
 CURSOR_BYTES_MAX = 4096
 """A cursor is part of every report, so it is no larger than a report of many fragments. A stream

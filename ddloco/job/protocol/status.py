@@ -71,6 +71,9 @@ class MemberStatus(Struct, frozen=True):
 
     @property
     def state(self) -> str:
+        """The state in words: silent, or whether its newest report is unused; how many newer
+        versions of fragments it lacks, which is normal for a step or two; in which call its worker
+        has been for long; and whether its machine computes wrongly."""
         said = "silent" if self.silent else "fresh" if self.fresh else "reported"
         said += f", {self.versions_behind} behind" if self.versions_behind else ""
         said += f", in {self.busy}" if self.busy else ""

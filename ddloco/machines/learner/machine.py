@@ -198,6 +198,7 @@ class Learner(OwnMachine):
         )
 
     def handle(self, at: float, event: Event) -> list[Effect]:
+        """Handle one event; types of events that a learner does not know are ignored."""
         match event:
             # The most frequent ones first.
             case MessageArrived():

@@ -55,6 +55,8 @@ class BlockKernel(Protocol):
 
 
 class NumpyKernel:
+    """``BlockKernel`` in numpy: an array operation at a time, for every wire dtype."""
+
     def change_squares(self, anchor: F32, raws: Sequence[Raw]) -> list[float]:
         change = np.empty_like(anchor)
         found: list[float] = []
@@ -107,6 +109,7 @@ def subtract(anchor: F32, raw: NDArray[Any], out: F32) -> None:
 
 
 def square_sum(values: NDArray[Any]) -> float:
+    """The sum of squares: per lane over the rows in the array's own precision, then in float64."""
     whole = values.size // LANES * LANES
     rows = values[:whole].reshape(-1, LANES)
     lanes = np.einsum("ki,ki->i", rows, rows)

@@ -210,6 +210,7 @@ OUTER = "outer/"
 
 
 def names(fragment: int, t: int) -> tuple[str, str, str]:
+    """Return the handles of the results of a merge: parameters, outer state, payload."""
     return f"theta/{fragment}/{t}", f"{OUTER}{fragment}/{t}", f"wire/{fragment}/{t}"
 
 

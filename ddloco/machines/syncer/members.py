@@ -121,6 +121,7 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
         self.fresh = self.fresh and self.ahead > 0
 
     def holds(self, fragment: int) -> int:
+        """The version of a fragment that it last reported; -1 before the first report."""
         return self.progress.versions[fragment] if self.progress is not None else -1
 
     def lacks(self, at: float, fragment: int, version: int) -> bool:
@@ -156,6 +157,7 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
         return progress.versions[fragment] > merged and progress.versions[fragment] >= oldest
 
     def may_be_pulled(self, fragment: int, oldest: int, merged: int) -> bool:
+        """Whether it may contribute, and has spoken since it left a pull unanswered."""
         return not self.unanswered and self.may_contribute(fragment, oldest, merged)
 
     def absence(self, fragment: int, oldest: int, merged: int) -> str | None:

@@ -165,6 +165,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
         ]
 
     def go_on(self) -> None:
+        """Continue in a new run: a request to stop the earlier run no longer counts."""
         self.stopping, self.fruitless = False, 0
 
     def end(self) -> list[Effect]:
@@ -396,6 +397,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return self._close(at, sync, shared) if sync is not None and not sync.closed else []
 
     def _close(self, at: float, sync: Sync, shared: Shared) -> list[Effect]:
+        """Merge the received contributions; without any, the sync is repeated."""
         effects: list[Effect] = [CancelTimer(PullDeadline(sync.t))]
         answers = {**sync.parts, **sync.refused}
         self.membership.note_unanswered(sync.spoken, answers)
@@ -460,6 +462,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
         return effects
 
     def _merge_if_summed(self, sync: Sync, shared: Shared) -> list[Effect]:
+        """Merge once no relay's sum is awaited; without any contribution, repeat the sync."""
         if sync.sums_awaited or sync.work:
             return []
         cancelled = CancelTimer(SumsDeadline(sync.t))

@@ -116,6 +116,7 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         return Send(peer, CONTROL, Stop(self.t, self.reason), key="stop")
 
     def tell(self, peer: str) -> list[Effect]:
+        """Tell a peer that has come that the job has ended, unless all are told soon."""
         self.absent.pop(actor_of(peer), None)
         return [self.stop(peer)] if self.saved else []
 

@@ -78,6 +78,7 @@ class SharedMemory:
         self._freed_while_borrowed: dict[int, Region] = {}
 
     def filenos(self) -> tuple[int, ...]:
+        """The descriptors that a worker inherits; -1 for a file that does not exist."""
         return tuple(-1 if file is None or file.closed else file.fileno() for file in self._files)
 
     def allocate(self, nbytes: int, *, arrived: bool = False) -> Region:
@@ -204,6 +205,7 @@ class SharedMemory:
         return borrowed
 
     def _take_back(self) -> None:
+        """Make freed regions available of which nothing is borrowed any more."""
         while self._returned:
             offset = self._returned.popleft()
             self._borrowed[offset] -= 1

@@ -18,6 +18,7 @@ NICE_MAX = 19
 
 
 def in_background(work: Callable[[], T]) -> T:
+    """Run ``work`` in a thread of low priority and return its result; blocks the calling thread."""
     with ThreadPoolExecutor(1, "background", _step_back) as pool:
         return pool.submit(work).result()
 

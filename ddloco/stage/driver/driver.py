@@ -273,6 +273,7 @@ class Driver:
         self.note(FAILED_ASIDE, {"what": name, "reason": reason})
 
     def status(self) -> dict[str, Any]:
+        """Return the status for observers as plain data; it is not recorded on the tape."""
         at, actor = self._time.now(), self.actor
         told = getattr(actor.machine, "status", None)
         of_machine: dict[str, Any] = (

@@ -17,6 +17,7 @@ from ddloco.stage.files.toml import ConfigError, refused
 from ddloco.stage.files.trust import MARK_FILE, leave_mark
 
 KEPT = "kept"
+"""The subfolder of a run folder in which syncers store their fragments, by actor."""
 
 
 LEASE = "lease"

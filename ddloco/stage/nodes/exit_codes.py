@@ -25,4 +25,6 @@ def end_code(status: str, *, again: bool) -> int:
 
 
 def error_code(error: BaseException) -> int:
+    """Return the exit code of a command that an error has ended which is no bug: that of bad
+    input, unless it may pass."""
     return AGAIN if passes(error) else BAD_INPUT

@@ -240,6 +240,8 @@ async def _answer(
 
 
 async def tell_late(endpoint: Endpoint, reason: str) -> None:
+    """Tell for a while every actor that asks for a number that the job is over."""
+
     async def deliver(arrival: Arrival) -> None:
         await trio.lowlevel.checkpoint()
         if not arrival.route.endswith(f"/{LANE}"):

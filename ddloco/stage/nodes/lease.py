@@ -327,6 +327,7 @@ class Lease:
         return [int(each[1]) for each in found if each is not None]
 
     def _signs(self, number: int) -> Beat | None:
+        """The newest beat of a claim; None before the first one, or if it is being written."""
         with suppress(StorageError):
             beat = self._read(f"{self._name}/beat.json", _beat_of) if number else None
             return beat if beat is not None and beat.claim == number else None

@@ -148,6 +148,7 @@ class HostedActor:
     # Requests.
 
     def request_leave(self, reason: str) -> None:
+        """Ask the actor to leave: its process must end, and will be started again."""
         self._leaving = True
         if self.driver is not None:
             self.driver.request_leave(reason)
@@ -194,6 +195,7 @@ class HostedActor:
         await self.copies_at_once()
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
+        """Log something that is not on the tape; before the driver exists, keep it until then."""
         self._notes.write(event, fields)
 
     def _failed_aside(self, name: str, reason: str) -> None:

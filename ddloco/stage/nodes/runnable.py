@@ -190,6 +190,7 @@ class Runnable(ABC):
         return "other actor"
 
     def advised(self, finish: Finish, traceback: Path | None) -> Finish:
+        """Add advice for people to how an actor ended; its tape has it without."""
         del traceback
         return finish
 

@@ -86,6 +86,7 @@ class Cluster(Generic[P]):
                 hosted.request_stop(reason)
 
     def request_snapshot(self) -> None:
+        """Ask the lead, if it runs, for a snapshot; the result is in the log."""
         for hosted in self._hosted.values():
             if hosted.name == self.program.lead:
                 hosted.request_snapshot()
@@ -152,6 +153,7 @@ class Cluster(Generic[P]):
                 return
 
     async def _next(self, former: HostedActor, context: object) -> HostedActor | None:
+        """An actor's next incarnation; None if the system has no sockets for it."""
         name, incarnation = former.name, f"{former.name}.{number_of(former.incarnation) + 1}"
         endpoint = new_endpoint(context, self._keys.get(name))
         try:
@@ -168,6 +170,7 @@ class Cluster(Generic[P]):
     async def _connected(
         self, context: object, wanted: Mapping[str, str]
     ) -> dict[str, ZmqEndpoint]:
+        """Every actor's endpoint, by incarnation: all that listen do so, then each dials others."""
         program, incarnations = self.program, {n: self._incarnation(n) for n in self.program.names}
         endpoints = {n: new_endpoint(context, self._keys.get(n)) for n in program.names}
         for name in program.listeners:

@@ -83,6 +83,8 @@ class Child:
             os.write(self.channel.socket.fileno(), STOP)
 
     async def wait(self) -> tuple[int, str]:
+        """Wait until it and its worker have ended; returns the exit status and the end of its
+        standard error."""
         said = bytearray()
         async with self.channel, trio.open_nursery() as nursery:
             nursery.start_soon(self._hear, said)
@@ -121,6 +123,7 @@ class Processes(Generic[P]):
         self._at = at or {}
         self.outcome = Outcome()
         self.awaited: set[str] = set()
+        """Actors that are not there, and that the schedule of faults will start."""
         self.chaos: FaultInjector | None = None
         self._faults = live_schedule(program)
         self._ending = False
@@ -205,6 +208,7 @@ class Processes(Generic[P]):
                 await trio.sleep(LOOK_S)
 
     def _calm(self) -> None:
+        """The job is about to end: apply no more faults, and restart no actor."""
         self._ending = True
         self.awaited.clear()
         if self.chaos is not None:

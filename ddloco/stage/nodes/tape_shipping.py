@@ -124,6 +124,7 @@ class TapeSenders:
         self._formers = formers
 
     async def run(self) -> None:
+        """Ship the actor's tape while it runs, and the former tapes, one after the other."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sender.run)
             for former in self._formers:

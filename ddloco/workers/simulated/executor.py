@@ -65,6 +65,7 @@ class SimulatedWorkExecutor:
         return self._simulated_work.do(work, self._contents)
 
     def merge_apart(self, work: MergeFragment) -> tuple[FragmentMerged, Any]:
+        """Compute a merge whose result is stored nowhere; returns its new parameters."""
         return self._simulated_work.merge_apart(work, self._contents)
 
     def settle(self, result: WorkResult) -> None:

@@ -80,6 +80,7 @@ class SnapshotCapture(Doer):
         self._awaited.clear()
 
     def ready(self, work: Work) -> bool:
+        """Whether work can be done: not while it waits for the end of a step."""
         return not isinstance(work, CaptureState) or work.work in self._states
 
     # The contents were looked up when the work began.

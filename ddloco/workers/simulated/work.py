@@ -412,6 +412,7 @@ class SimulatedWork(Doer):
     def merge_apart(
         self, work: MergeFragment, contents: Contents
     ) -> tuple[FragmentMerged, "Content"]:
+        """Compute a merge whose result is stored nowhere; returns its new parameters."""
         event, made = self._compute_merge(work, contents)
         return event, made[0]
 
