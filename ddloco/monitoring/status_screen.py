@@ -13,8 +13,6 @@ from ddloco.monitoring.status_view import picture
 from ddloco.stage.actors.status import ActorStatus
 from ddloco.stage.process.console import SafeConsole
 
-PLAIN_WIDTH = 120
-
 Draw = Callable[[Mapping[int, dict[str, Any]]], dict[int, str]]
 """Draws a block for each status, in the order of their numbers; returns the problems of those that
 cannot be drawn."""
@@ -27,8 +25,6 @@ def open_screen(*, again: bool) -> Iterator[Draw]:
         with Live(console=console, auto_refresh=False) as live:
             yield lambda told: _drawn(told, lambda blocks: live.update(blocks, refresh=True))
         return
-    if not console.is_terminal:
-        console = SafeConsole(width=PLAIN_WIDTH)
     yield lambda told: _drawn(told, console.print)
 
 

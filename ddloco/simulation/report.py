@@ -44,9 +44,6 @@ COLUMNS = (
 )
 """Columns of the table, in percent, if measured; ``time`` is relative to the first case."""
 
-COLUMNS_MIN = 144
-"""Width of a table that is written to a file."""
-
 SHOWN_MAX = 10
 """Failed seeds that are listed."""
 
@@ -76,7 +73,7 @@ def scenario_table(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps({"scenario": about.name, "cases": [asdict(r) for r in averaged]}))
     else:
-        _show(_wide_enough(), about, averaged, len(seeds))
+        _show(SafeConsole(), about, averaged, len(seeds))
     broken = [row for row in rows if row.violation]
     for row in broken[:SHOWN_MAX]:
         _report_broken(console, path, given, row)
@@ -140,8 +137,8 @@ def _beside_recorded(
         cases = [asdict(row)]
         print(json.dumps({"scenario": scenario.scenario.name, "cases": cases, "outcomes": told}))
     else:
-        _show(_wide_enough(), scenario.scenario, [row], 1)
-        _wide_enough().print(table_of(outcomes))
+        _show(SafeConsole(), scenario.scenario, [row], 1)
+        SafeConsole().print(table_of(outcomes))
     if row.violation is not None:
         _report_broken(console, path, given, row)
         return FOUND
@@ -215,12 +212,6 @@ def _show(console: Console, about: Any, rows: Sequence[Row], seeds: int) -> None
         console.print(f"mean of {seeds} seeds")
     if about.note:
         console.print(about.note.strip(), soft_wrap=True, highlight=False)
-
-
-def _wide_enough() -> Console:
-    """A console wide enough for the rows, also without a terminal."""
-    console = SafeConsole()
-    return console if console.is_terminal else SafeConsole(width=COLUMNS_MIN)
 
 
 def _number(column: str, value: float | None) -> str:

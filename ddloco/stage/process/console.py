@@ -8,6 +8,10 @@ from rich.segment import Segment
 
 from ddloco.stage.process.terminal import Escaping, escaped
 
+PLAIN_WIDTH = 144
+"""Columns in a file or a pipe, in place of rich's 80, in which names of learners are cut off;
+``COLUMNS`` of the environment wins."""
+
 
 class SafeConsole(Console):
     """A console whose texts are only text: brackets and colons in them are no markup, and control
@@ -16,6 +20,8 @@ class SafeConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)
+        if self._width is None and not self.is_terminal:
+            self.width = PLAIN_WIDTH
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -9,9 +9,14 @@ import trio
 from transport import Arrival, Endpoint
 from transport.endpoint import Buffer, Deliver, EndpointStatistics, SharedFiles
 
-EARLY_MAX = 256
-"""Arrivals queued for a driver that has not started: handshakes and observers' requests. Others are
-dropped; peers repeat their handshakes."""
+EARLY_MAX = 8192
+"""Arrivals queued for a driver that has not started, of all routes: two for each of 1,024 learners'
+lanes, and observers' requests. Others are dropped; peers repeat their handshakes."""
+
+EARLY_EACH_MAX = 2
+"""Of each route the newest are kept. A peer that goes on in a session of before must get an answer,
+whatever others send: once its credit is used up, it sends nothing more, and without an answer
+notices only after 30 s that its link is lost."""
 
 
 class SideChannel:
@@ -29,13 +34,16 @@ class SideChannel:
         self._suffix = f"/{lane}"
         self._take = take
         self._heeds = heeds
-        self._early: deque[Arrival] = deque()
+        self._early: dict[str, deque[Arrival]] = {}
 
     async def run(self, deliver: Deliver) -> None:
         """Receive for ever, beginning with queued arrivals; see ``Endpoint.run``."""
-        while self._early:
-            await deliver(self._early[0])
-            self._early.popleft()
+        for route in list(self._early):
+            early = self._early[route]
+            while early:
+                await deliver(early[0])
+                early.popleft()
+            del self._early[route]
         await self._receive(deliver)
 
     async def _receive(self, deliver: Deliver) -> None:
@@ -53,8 +61,8 @@ class SideChannel:
 
         async def keep(arrival: Arrival) -> None:
             await trio.lowlevel.checkpoint()
-            if len(self._early) < EARLY_MAX:
-                self._early.append(arrival)
+            if arrival.route in self._early or len(self._early) < EARLY_MAX // EARLY_EACH_MAX:
+                self._early.setdefault(arrival.route, deque(maxlen=EARLY_EACH_MAX)).append(arrival)
 
         await self._receive(keep)
 

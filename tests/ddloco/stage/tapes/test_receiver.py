@@ -358,6 +358,31 @@ async def test_a_lane_is_taken_aside():
     assert (1, 4) == (len(came), len(aside))
 
 
+async def test_early_arrivals_of_one_peer_leave_room_for_those_of_others():
+    """A learner in a session of before is answered once the actor runs, and so begins a new one:
+    its newest messages wait, whatever others have sent."""
+    said = [Arrival(f"learner-{n}.1/control", (b"%d" % k,)) for n in range(3) for k in range(1000)]
+
+    class Busy:
+        async def run(self, deliver):
+            while said:
+                await deliver(said.pop(0))
+
+    came = []
+
+    async def deliver(arrival):
+        came.append((arrival.route, *arrival.frames))
+        await trio.lowlevel.checkpoint()
+
+    lane = SideChannel(Busy(), "tape", came.append)
+    await lane.run_early()
+    await lane.run(deliver)
+    routes = [f"learner-{n}.1/control" for n in range(3)]
+    assert came == [(route, frame) for route in routes for frame in (b"998", b"999")]
+    await lane.run(deliver)
+    assert len(came) == 6
+
+
 async def test_no_sender_fills_a_disk(stand, autojump_clock, monkeypatch):
     """Of one actor so much arrives at once and so much a second, under whatever numbers; the rest
     is not answered, and may be said again. Others are not held up."""
