@@ -17,6 +17,7 @@ import tempfile
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from tests.pages import commands
 from tests.release import image
@@ -32,7 +33,8 @@ INSTALLERS = {
         *("--resolution", "lowest-direct"),
     ),
 }
-"""How an environment gets the archive: the command, and which packages it takes."""
+"""How an environment gets the archive: the command, and which packages it takes. The archive's own
+dependencies are named beside it, since only what is named counts as direct."""
 
 CROSS = "aarch64-linux-gnu-gcc"
 
@@ -70,7 +72,7 @@ def installed(python: str, installer: str, archive: Path) -> str:
         call(python, "-m", "venv", folder / "venv")
         programs = folder / "venv" / "bin"
         words = [word.format(python=programs / "python") for word in INSTALLERS[installer]]
-        call(*words, archive)
+        call(*words, archive, *project()["dependencies"])
         newcomer(programs, folder)
         code = (
             "from importlib.metadata import version as v;"
@@ -113,6 +115,11 @@ def matrix(archives: list[Path], *, whole: bool) -> list[str]:
     return said
 
 
+def project() -> dict[str, Any]:
+    """What ``pyproject.toml`` says of the project."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
 def digests(archives: list[Path]) -> list[str]:
     """Their SHA-256, as a page of downloads shows them."""
     return [f"{hashlib.sha256(each.read_bytes()).hexdigest()}  {each.name}" for each in archives]
@@ -132,9 +139,8 @@ def main() -> None:
         said += ["not checked: the image (--quick)"] if asked.quick else image.checked(ROOT)
     except FailedError as error:
         sys.exit(str(error))
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     commit = call("git", "rev-parse", "HEAD", cwd=ROOT).strip()
-    lines = [f"# ddloco {version}", "", f"Of commit {commit}.", "", "```"]
+    lines = [f"# ddloco {project()['version']}", "", f"Of commit {commit}.", "", "```"]
     lines += [*digests(archives), "```", "", *(f"* {each}" for each in said), ""]
     (DIST / "checked.md").write_text("\n".join(lines))
     print("\n".join(lines))
