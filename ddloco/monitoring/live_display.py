@@ -7,6 +7,7 @@ the newest values, and draws them; without a terminal it prints plain lines.
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import trio
@@ -223,9 +224,11 @@ class Board:
 
     def line(self) -> str:
         losses = [view.loss for view in self.learners.values() if view.loss is not None]
-        loss = f"{sum(losses) / len(losses):.3f}" if losses else "-"
+        loss = f"{fmean(losses):.3f}" if losses else "-"
+        found = {name: self._values(name) for name in self.names}
+        more = "".join(f"  {name} {fmean(values):.4g}" for name, values in found.items() if values)
         return (
-            f"{self.progress()}  loss {loss}  {self.inner_steps:,} inner steps  "
+            f"{self.progress()}  loss {loss}{more}  {self.inner_steps:,} inner steps  "
             f"{self.counts()}  goodput {goodput_in_words(self.numbers)}"
             + (f"  {self.standstill}" * bool(self.standstill))
         )
@@ -240,9 +243,19 @@ class Board:
         title = f"{job.name}: {job.learners} learners, {job.method}"
         return draw_losses(curves, held_out, job.steps, title)
 
-    def tables(self) -> Group:
+    @property
+    def names(self) -> list[str]:
+        """The task's own metrics that are shown."""
         views = self.learners.values()
-        names = list(dict.fromkeys(name for view in views for name in view.metrics))[:COLUMNS_MAX]
+        return list(dict.fromkeys(name for view in views for name in view.metrics))[:COLUMNS_MAX]
+
+    def _values(self, metric: str) -> list[float]:
+        """The newest values of a metric, of the learners that have it."""
+        found = [view.metrics.get(metric) for view in self.learners.values()]
+        return [value for value in found if value is not None]
+
+    def tables(self) -> Group:
+        names = self.names
         columns = ("learner", "state", "step", "loss", "so far", *names, "tokens/s")
         learners = Table(*columns, expand=True)
         for name, view in self.learners.items():

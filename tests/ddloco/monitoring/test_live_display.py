@@ -55,6 +55,14 @@ def test_a_loss_that_is_no_number_is_passed_over():
     assert "global step" in board.line()
 
 
+def test_the_task_s_own_metrics_are_on_the_line():
+    """Their means over the learners that have them, and nothing of one that nobody has."""
+    board = Board(JOB)
+    board.take({**step(0, 1, 1.0), "metrics": {"accuracy": 0.5, "none": None}})
+    board.take({**step(1, 1, 1.0), "metrics": {"accuracy": 0.75, "none": None}})
+    assert "loss 2.500  accuracy 0.625  2 inner steps" in board.line()
+
+
 def test_last_merges_are_not_steps():
     """With ``sync.final_merges`` they count on, and the job does not."""
     board = Board(JOB)
