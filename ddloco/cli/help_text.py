@@ -7,6 +7,16 @@ Independent learners train with JAX and exchange parameter fragments with a sync
 training does not wait for a learner that is slow or dead. Every job records event tapes, from which
 the whole run can be executed again, bit for bit, on one machine of the same kind."""
 
+GROUPS = {
+    "init": "begin",
+    "run": "run a job, here or on hosts",
+    "status": "look at a running job, and end it",
+    "replay": "explain what happened",
+    "simulate": "try faults and settings",
+    "tape": "tapes, snapshots and documentation",
+}
+"""Titles in the list of commands, by the first command below each."""
+
 EXAMPLES = """\
 a first run:
   ddloco init

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddloco.cli.commands import COMMANDS, SHARED, Command
-from ddloco.cli.help_text import EXAMPLES, OVERVIEW
+from ddloco.cli.help_text import EXAMPLES, GROUPS, OVERVIEW
 from ddloco.stage.process.terminal import escaping, let_go, outlive_readers
 
 MODULES = {
@@ -129,8 +129,16 @@ OPTION = re.compile(
 )
 
 
+class _Grouped(argparse.RawDescriptionHelpFormatter):
+    """Help in which the first command of each group is below the group's title."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        title = "" if action.option_strings else GROUPS.get(action.dest, "")
+        return f"\n  {title}:\n" * bool(title) + super()._format_action(action)
+
+
 def _made(make: Callable[..., Any], name: str, what: str, more: str, **how: Any) -> Any:
-    form = argparse.RawDescriptionHelpFormatter
+    form = argparse.RawDescriptionHelpFormatter if name else _Grouped
     named = (name,) if name else ()
     return make(*named, description=what, epilog=more, formatter_class=form, **how)
 

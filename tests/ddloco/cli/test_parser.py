@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from ddloco.cli import parser as module
+from ddloco.cli.commands import COMMANDS
+from ddloco.cli.help_text import GROUPS
 from ddloco.cli.parser import main, parser
 
 HEAVY = ("jax", "numpy", "trio", "zmq", "rich", "msgspec")
@@ -156,3 +158,14 @@ def test_another_group_of_errors_is_a_bug(monkeypatch):
     monkeypatch.setattr(module, "command_named", lambda _: failed)
     with pytest.raises(ExceptionGroup):
         module.main(["replay", "nowhere"])
+
+
+def test_commands_stand_in_groups():
+    """Each group's title is above its first command, and no command is above the first group."""
+    said = parser().format_help()
+    names = [each.name for each in COMMANDS]
+    assert set(GROUPS) <= set(names)
+    assert names[0] in GROUPS
+    assert [first for first in names if first in GROUPS] == list(GROUPS)
+    for first, title in GROUPS.items():
+        assert f"\n\n  {title}:\n    {first} " in said
