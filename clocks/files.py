@@ -1,4 +1,5 @@
-"""Safe opening of files named by others: only regular files, and never blocking.
+"""Safe opening of files named by others: only regular files, and never blocking; and files that
+are replaced whole.
 
 This has nothing to do with clocks; it is here because every package reads files and may import this
 one. Opening a FIFO for reading blocks until a process writes to it, and reading a device may never
@@ -9,6 +10,7 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -39,6 +41,36 @@ def make_durable(descriptor: int) -> None:
     except OSError as error:
         if error.errno not in NO_SYNC:
             raise
+
+
+def replace_file(
+    path: Path,
+    contents: Iterable[bytes | memoryview],
+    *,
+    durable: bool = False,
+    mode: int | None = None,
+    suffix: str = "partial",
+) -> None:
+    """Create or replace a file atomically: its contents are written beside it, if ``durable`` to
+    the disk, and renamed. Processes that may do this at once need different suffixes.
+
+    Raises:
+        OSError: it cannot be written; an existing file at ``path`` is unchanged.
+    """
+    partial = path.with_name(f".{path.name}.{suffix}")
+    partial.unlink(missing_ok=True)  # A writer that died left it.
+    try:
+        with partial.open("xb") as file:
+            file.writelines(contents)
+            if durable:
+                file.flush()
+                make_durable(file.fileno())
+        if mode is not None:
+            partial.chmod(mode)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def open_regular(path: str | Path) -> FileIO:

@@ -9,7 +9,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from snapshot.local_storage import write_file
+from clocks import replace_file
 from snapshot.packing import pack
 
 
@@ -25,17 +25,12 @@ def save_tensors(
         OSError: the file cannot be written; an existing file at ``path`` is unchanged.
         PackingError: a name or a dtype that the format does not support.
     """
-    partial = path.with_name(f".{path.name}.partial")
     views = pack(tensors, metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        partial.unlink(missing_ok=True)  # A writer that died left it.
-        write_file(partial, views)
-        partial.replace(path)
+        replace_file(path, views, durable=True)
     except OSError as error:
         raise OSError(error.errno, f"cannot be written: {error.strerror}", str(path)) from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def load_tensors(path: Path) -> dict[str, NDArray[Any]]:

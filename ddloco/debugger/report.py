@@ -5,14 +5,14 @@ place as text, and the page's policy runs no other script."""
 import base64
 import hashlib
 import os
+import secrets
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import msgspec
 
-from clocks import open_regular
+from clocks import open_regular, replace_file
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.report_data import ReportData, report_data
 from ddloco.replayer.recording import run_folder_of
@@ -34,15 +34,7 @@ def write_report(run: RecordedRun, out: Path | None, other: RecordedRun | None =
     check_report_place(place)
     page = page_of(report_data(run, other))
     try:
-        with NamedTemporaryFile(dir=place.parent, prefix=".report-", delete=False) as file:
-            try:
-                file.write(page)
-                file.close()
-                Path(file.name).chmod(0o644)
-                Path(file.name).replace(place)
-            except OSError:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        replace_file(place, [page], mode=0o644, suffix=secrets.token_hex(8))
     except OSError as error:
         raise ConfigError(f"{place}: cannot be written: {error.strerror}") from None
     return place

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from clocks import replace_file
 from ddloco.stage.files.run_folder import address_file, make_folder
 
 FINAL = (0, 1, 2)
@@ -121,9 +122,7 @@ class Keeper:
             found = self._ray.get(self._board.addresses.remote())
             for name, address in found.items():
                 if known.get(name) != address:
-                    partial = self._files / f".{name}"
-                    partial.write_text(address)
-                    partial.replace(self._files / name)
+                    replace_file(self._files / name, [address.encode()])
             known = found
             time.sleep(LOOK_S)
 

@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from clocks import open_regular, read_regular
+from clocks import open_regular, read_regular, replace_file
 from ddloco.job.protocol.work import Kept
 from ddloco.machines.outer.optimizers.optimizer import State, state_digest
 from ddloco.machines.syncer.global_fragments import OUTER
@@ -106,9 +106,7 @@ class FragmentFolder:
 
     def note_done(self) -> None:
         self._confirm()
-        partial = self._folder / f".{DONE}.partial"
-        partial.write_text(self._job_id)
-        partial.replace(self._folder / DONE)
+        replace_file(self._folder / DONE, [self._job_id.encode()])
 
     def _read(self, path: Path) -> StoredFragment:
         try:

@@ -1,4 +1,4 @@
-"""Only regular files are read; opening anything else does not block."""
+"""Only regular files are read, opening anything else does not block; files are replaced whole."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from clocks import make_durable, open_regular, read_regular
+from clocks import make_durable, open_regular, read_regular, replace_file
 
 
 def test_a_file_is_read(tmp_path):
@@ -60,3 +60,30 @@ def test_what_is_not_on_the_disk_is_an_error(monkeypatch, number):
     monkeypatch.setattr(os, "fsync", failing(number))
     with pytest.raises(OSError, match=os.strerror(number)):
         make_durable(0)
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    """What a writer that died has left is written again, and nothing is left beside it."""
+    path = tmp_path / "a"
+    (tmp_path / ".a.partial").write_bytes(b"half")
+
+    replace_file(path, [b"one ", memoryview(b"two")], durable=True, mode=0o640)
+
+    assert [path] == list(tmp_path.iterdir())
+    assert path.read_bytes() == b"one two"
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_what_cannot_be_written_changes_nothing(tmp_path, monkeypatch):
+    """Contents that end with an error, or a disk that is full."""
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    with pytest.raises(ZeroDivisionError):
+        replace_file(path, (b"%d" % (1 // number) for number in (1, 0)))
+    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        replace_file(path, [b"new"], durable=True)
+
+    assert [path] == list(tmp_path.iterdir())
+    assert path.read_bytes() == b"old"

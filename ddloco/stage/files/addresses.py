@@ -6,7 +6,7 @@ import ipaddress
 import re
 from pathlib import Path
 
-from clocks import read_regular
+from clocks import read_regular, replace_file
 from ddloco.stage.files.run_folder import address_file
 from ddloco.stage.files.toml import ConfigError
 
@@ -150,13 +150,13 @@ def write_address(folder: Path, name: str, bound: str, advertise: str = "") -> s
         advertise = f"tcp://127.0.0.1:{port}" if "[" not in host else f"tcp://[::1]:{port}"
     path = address_file(folder, name)
     end_file(path).unlink(missing_ok=True)
-    _write(path, advertise or bound)
+    replace_file(path, [(advertise or bound).encode()])
     return advertise or bound
 
 
 def write_end(folder: Path, name: str, job_id: str, reason: str) -> None:
     said = " ".join(reason.split())[:REASON_CHARS_MAX]
-    _write(end_file(address_file(folder, name)), f"{job_id} {said}")
+    replace_file(end_file(address_file(folder, name)), [f"{job_id} {said}".encode()])
 
 
 def end_file(path: Path) -> Path:
@@ -176,9 +176,3 @@ def end_at(address: str, job_id: str = "") -> str:
         return ""
     whose, _, reason = found.partition(" ")
     return reason if job_id in ("", whose) else ""
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import tomli_w
 
+from clocks import replace_file
 from ddloco.stage.files.faults import SYNCER
 from ddloco.stage.files.toml import ConfigError, Section, convert, read_toml, refused
 from transport.curve_auth import Curve, check_key, new_pair, public_of
@@ -188,7 +189,6 @@ def _write_secret(path: Path, name: str, secret: str) -> None:
 
 
 def _write_public(folder: Path, public: dict[str, str]) -> None:
-    partial = folder / f".{PUBLIC_FILE}.{os.getpid()}"
-    partial.write_text(PUBLIC_HEAD + tomli_w.dumps({"public": public}))
-    partial.chmod(0o644)
-    partial.replace(folder / PUBLIC_FILE)
+    text = PUBLIC_HEAD + tomli_w.dumps({"public": public})
+    suffix = str(os.getpid())
+    replace_file(folder / PUBLIC_FILE, [text.encode()], mode=0o644, suffix=suffix)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import tomli_w
 
-from clocks import is_in_use, read_regular
+from clocks import is_in_use, read_regular, replace_file
 from ddloco.stage.files.toml import ConfigError, refused
 from ddloco.stage.files.trust import MARK_FILE, leave_mark
 
@@ -90,9 +90,8 @@ def open_folder(folder: Path, job: Plain, *, overwrite: bool = False, join: bool
             raise ConfigError(f"{folder}: holds a run already; choose another --dir or --overwrite")
         if not (join and (folder / JOB_FILE).exists()):
             # Atomically, because the job's other actors read it while they start.
-            partial = folder / f".{JOB_FILE}.{os.getpid()}"
-            partial.write_text(tomli_w.dumps(job.as_plain()))
-            partial.replace(folder / JOB_FILE)
+            text = tomli_w.dumps(job.as_plain())
+            replace_file(folder / JOB_FILE, [text.encode()], suffix=str(os.getpid()))
         leave_mark(folder, job.as_plain())
     except OSError as error:
         raise refused(str(folder), error) from None

@@ -16,9 +16,9 @@ from clocks import (
     TimeSource,
     actor_of,
     is_incarnation,
-    make_durable,
     number_of,
     read_regular,
+    replace_file,
 )
 from ddloco.stage.files.run_folder import KEPT
 from ddloco.stage.nodes.incarnation_grants import (
@@ -107,7 +107,6 @@ class NumberRecord:
         """Record an actor's new number; it is on disk when this returns. Other processes that have
         this folder may record theirs at the same time."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_name(f".{RECORD}.partial")
         with self._path.with_name(f".{RECORD}.lock").open("ab") as lock:
             with suppress(OSError):  # Some network file systems have no locks.
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -116,11 +115,8 @@ class NumberRecord:
             with suppress(RecordError):
                 said |= self._read()
             said[name] = number
-            with partial.open("wb") as file:
-                file.write(msgspec.json.encode(dict(sorted(said.items()))))
-                file.flush()
-                make_durable(file.fileno())
-            partial.replace(self._path)
+            data = msgspec.json.encode(dict(sorted(said.items())))
+            replace_file(self._path, [data], durable=True)
         self._newest = said
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import trio
 
-from clocks import actor_of, open_regular
+from clocks import actor_of, open_regular, replace_file
 from ddloco.stage.files.addresses import end_file
 from ddloco.stage.files.run_folder import KEPT, TAPES, address_file
 from replay.tape import SUFFIX
@@ -214,7 +214,4 @@ def _read(place: Place, name: str) -> bytes | None:
 
 def _replace(path: Path, contents: Iterable[bytes]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.writelines(contents)
-    partial.replace(path)
+    replace_file(path, contents)

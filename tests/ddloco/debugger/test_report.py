@@ -300,7 +300,7 @@ def test_a_report_replaces_a_report_and_nothing_else(copied, ask):
     assert place.read_text() == "<!doctype html>\nmine"
     assert ask(copied, "--out", copied)[0] == 2
     assert ask(copied, "--out", copied / "missing" / "report.html")[0] == 2
-    assert [] == list(copied.glob(".report-*"))
+    assert [] == list(copied.glob(".report*"))
 
 
 def test_bad_input_is_one_line(copied, ask, tmp_path):
