@@ -2,6 +2,7 @@
 difference is to the version that a learner trained from; downwards it is between the new version
 and what learners hold of the one before; so what a version loses is part of the next difference."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,22 +17,14 @@ from transport import Bytes, Payload
 
 
 class MergeInputs(NamedTuple):
-    """The contributions of a merge, its tensors in them, and what their changes are measured from:
-    the global fragment as learners hold it, flat float32; and the sums of relays."""
+    """The contributions of a merge or of a relay's sum, the tensors in them, and what their changes
+    are measured from: the global fragment as learners hold it, flat float32; and, of a merge, the
+    sums of relays."""
 
     contributions: list[WeightedFragment]
     segments: tuple[TensorSegment, ...]
     anchor: F32
-    sums: list[SummedFragment]
-
-
-class SumInputs(NamedTuple):
-    """The contributions of a relay's sum, its tensors in them, and what their changes are measured
-    from."""
-
-    contributions: list[WeightedFragment]
-    segments: tuple[TensorSegment, ...]
-    anchor: F32
+    sums: Sequence[SummedFragment] = ()
 
 
 class FragmentCompression:
@@ -117,13 +110,13 @@ class FragmentCompression:
             found.append(SummedFragment(names, weights, read, told.lengths))
         return found
 
-    def summed(self, work: SumContributions) -> SumInputs:
+    def summed(self, work: SumContributions) -> MergeInputs:
         """The inputs of a relay's sum: all changes are measured from the version of its anchor."""
         p, anchor = work.fragment, self._layouts.flat(work.fragment, self._data(work.anchor))
         given: list[tuple[Share, Payload]] = [(s, self._arrays.get(s.handle)) for s in work.shares]
         if not work.differences:
             whole = [WeightedFragment(s.name, s.weight, each.pieces) for s, each in given]
-            return SumInputs(whole, self._layouts.segments(p), anchor)
+            return MergeInputs(whole, self._layouts.segments(p), anchor)
         contributions: list[WeightedFragment] = []
         for share, payload in given:
             if share.name in work.differences:
@@ -131,7 +124,7 @@ class FragmentCompression:
             else:
                 read = self._layouts.flat(p, payload.data).view(np.uint8)
             contributions.append(WeightedFragment(share.name, share.weight, read))
-        return SumInputs(contributions, self._layouts.flat_segments(p), anchor)
+        return MergeInputs(contributions, self._layouts.flat_segments(p), anchor)
 
     def sum_payload(self, work: SumContributions, directions: F32) -> Payload:
         p, seed = work.fragment, self._noise(work.out, work.fragment)

@@ -27,7 +27,6 @@ from ddloco.job.protocol.work import (
     FragmentDecoded,
     FragmentEncoded,
     FragmentMerged,
-    Kept,
     MakeParameters,
     MergeFragment,
     ModelSaved,
@@ -421,12 +420,7 @@ class WorkExecutor(Doer):
         )
         stored: StoredFragment | None = None
         if result.accepted:
-            bases = {share.name: share.base for share in work.shares}
-            spent = {**work.spent, **{name: bases[name] for name in result.accepted}}
-            digest = merged.theta + merged.state
-            tokens = work.tokens.after(result.accepted) if work.tokens is not None else 0
-            kept = Kept(work.fragment, work.t, spent, work.batches, digest, tokens)
-            stored = StoredFragment(kept, result.theta, result.state)
+            stored = StoredFragment(work.kept(merged), result.theta, result.state)
         return merged, made, stored
 
     @does(SumContributions)
@@ -434,7 +428,7 @@ class WorkExecutor(Doer):
         return await _in_thread(partial(self._sum, work))
 
     def _sum(self, work: SumContributions) -> ContributionsSummed:
-        contributions, segments, anchor = self.compression.summed(work)
+        contributions, segments, anchor, _ = self.compression.summed(work)
         tested = work.band and not all(segment.state for segment in segments)
         outlier_test = OutlierTest(work, anchor, None, segments) if tested else None
         found = sum_contributions(

@@ -390,6 +390,14 @@ class MergeFragment(Work, frozen=True):
     tokens: MergeTokens | None = None
     sums: dict[str, ShareSum] = {}
 
+    def kept(self, merged: FragmentMerged) -> Kept:
+        """What the next incarnation needs to know of the merge, sorted as when read from a file."""
+        bases = {share.name: share.base for share in self.shares}
+        spent = {**self.spent, **{name: bases[name] for name in merged.accepted}}
+        told = dict(sorted(spent.items())), dict(sorted(self.batches.items()))
+        tokens = self.tokens.after(merged.accepted) if self.tokens is not None else 0
+        return Kept(self.fragment, self.t, *told, merged.theta + merged.state, tokens)
+
 
 class ContributionsSummed(WorkResult, frozen=True):
     """A relay's sum is ready to be sent. ``accepted``, ``refused`` and ``measured`` are as in

@@ -422,13 +422,7 @@ class SimulatedWork(Doer):
         for handle, content in zip(work.makes, made, strict=True):
             contents[handle] = content
         if event.accepted:
-            bases = {share.name: share.base for share in work.shares}
-            spent = {**work.spent, **{name: bases[name] for name in event.accepted}}
-            # Sorted, as they are when read from a file.
-            told = dict(sorted(spent.items())), dict(sorted(work.batches.items()))
-            tokens = work.tokens.after(event.accepted) if work.tokens is not None else 0
-            kept = Kept(work.fragment, work.t, *told, event.theta + event.state, tokens)
-            self._unsettled[work.work] = (kept, made[0], made[1])
+            self._unsettled[work.work] = (work.kept(event), made[0], made[1])
         return event
 
     def _compute_merge(
