@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ddloco.job.config import Outer
 from ddloco.machines.outer.merge import TensorSegment, WeightedFragment, merge_fragment
-from ddloco.machines.outer.merge_rules.table import MERGE_RULES
+from ddloco.machines.outer.merge_rules import MERGE_RULES
 from ddloco.machines.outer.optimizers.optimizer import STEPS
 from ddloco.replayer.invariants.base import Violation
 from ddloco.workers.simulated import work

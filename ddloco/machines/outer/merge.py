@@ -33,9 +33,13 @@ from ddloco.machines.outer.block_kernel import (
     square_sum,
     subtract,
 )
-from ddloco.machines.outer.merge_rules.average import AVERAGE
-from ddloco.machines.outer.merge_rules.rule import MergeRule
-from ddloco.machines.outer.merge_rules.table import MERGE_RULES, tensor_rule, value_rule
+from ddloco.machines.outer.merge_rules import (
+    AVERAGE,
+    MERGE_RULES,
+    MergeRule,
+    tensor_rule,
+    value_rule,
+)
 from ddloco.machines.outer.optimizers.optimizer import STEPS, OuterStep, State
 from ddloco.machines.outer.optimizers.table import OPTIMIZERS, zero_state
 from transport import Bytes

@@ -26,7 +26,7 @@ from ddloco.machines.outer.merge import (
     judge,
     sorted_by_name,
 )
-from ddloco.machines.outer.merge_rules.table import MERGE_RULES
+from ddloco.machines.outer.merge_rules import MERGE_RULES
 
 
 class ContributionsTotal(NamedTuple):

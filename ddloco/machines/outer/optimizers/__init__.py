@@ -1,1 +1,1 @@
-"""The values of ``outer.optimizer``, a file each, behind one interface."""
+"""The values of ``outer.optimizer``, behind one interface."""

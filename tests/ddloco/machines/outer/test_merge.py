@@ -20,7 +20,7 @@ from ddloco.machines.outer.merge import (
     fragment_segments,
     merge_fragment,
 )
-from ddloco.machines.outer.merge_rules.table import MERGE_RULES
+from ddloco.machines.outer.merge_rules import MERGE_RULES
 from ddloco.machines.outer.optimizers.optimizer import STEPS, state_digest
 from ddloco.machines.outer.optimizers.table import OPTIMIZERS, zero_state
 from ddloco.machines.outer.weights import merge_weight

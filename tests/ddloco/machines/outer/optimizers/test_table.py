@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from ddloco.job.config import OF_OPTIMIZER, OUTER_RATES, Outer, OuterOptimizerName
 from ddloco.machines.outer import merge
 from ddloco.machines.outer.merge import TensorSegment, WeightedFragment, merge_fragment
-from ddloco.machines.outer.merge_rules.table import MERGE_RULES
-from ddloco.machines.outer.optimizers.adam import ADAM
+from ddloco.machines.outer.merge_rules import MERGE_RULES
 from ddloco.machines.outer.optimizers.optimizer import STEPS, state_digest
-from ddloco.machines.outer.optimizers.table import OPTIMIZERS, usual_direction, zero_state
+from ddloco.machines.outer.optimizers.table import ADAM, OPTIMIZERS, usual_direction, zero_state
 from tests.lab.merge_oracle import REFERENCES, STEP_REFERENCES
 
 SIZE = 1500

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddloco.machines.outer import merge_rules
 from ddloco.machines.outer.merge import REPLACING, TensorSegment, WeightedFragment, merge_fragment
-from ddloco.machines.outer.merge_rules import median
-from ddloco.machines.outer.merge_rules.median import MEDIAN
+from ddloco.machines.outer.merge_rules import MEDIAN
 from ddloco.machines.outer.optimizers.table import zero_state
 
 SIZE = 300
@@ -75,7 +75,7 @@ def test_its_memory_is_bounded_and_does_not_change_a_bit(monkeypatch, elements):
     anchor, *raws = rng.standard_normal((6, SIZE), np.float32)
     whole, parts = np.empty_like(anchor), np.empty_like(anchor)
     square = MEDIAN.combine(anchor, raws, whole)
-    monkeypatch.setattr(median, "SCRATCH_ELEMENTS", elements)
+    monkeypatch.setattr(merge_rules, "SCRATCH_ELEMENTS", elements)
     assert square == MEDIAN.combine(anchor, raws, parts)
     assert whole.tobytes() == parts.tobytes()
     np.testing.assert_array_equal(whole, np.median(anchor - np.array(raws), axis=0))

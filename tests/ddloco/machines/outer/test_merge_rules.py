@@ -5,7 +5,7 @@ import typing
 import pytest
 
 from ddloco.job.config import MergeRuleName, Outer
-from ddloco.machines.outer.merge_rules.table import MERGE_RULES, tensor_rule, value_rule
+from ddloco.machines.outer.merge_rules import MERGE_RULES, tensor_rule, value_rule
 
 
 def test_every_name_of_the_settings_has_a_rule():

@@ -7,8 +7,8 @@ import pytest
 
 from ddloco.job.config import Outer
 from ddloco.machines.outer.block_kernel import NUMPY
-from ddloco.machines.outer.optimizers.adam import ADAM
 from ddloco.machines.outer.optimizers.optimizer import OuterStep
+from ddloco.machines.outer.optimizers.table import ADAM
 
 SIZE = 300
 OUTER = Outer(optimizer="adam", lr=0.01)
