@@ -14,8 +14,7 @@ from ddloco.debugger.wording import phrase
 from ddloco.job.protocol.status import LearnerStatus, Status
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.monitoring.actor_view import actor_picture
-from ddloco.monitoring.status_view import picture, seconds
+from ddloco.monitoring.status_view import actor_picture, picture, seconds
 from ddloco.stage.actors.events import WorkFailed
 from ddloco.stage.actors.status import ActorStatus, actor_status, error_in
 from transport import LaneBroken

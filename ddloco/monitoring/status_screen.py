@@ -8,8 +8,7 @@ from rich.console import Group
 from rich.live import Live
 
 from ddloco.job.protocol.status import StatusError, status_from
-from ddloco.monitoring.actor_view import actor_picture
-from ddloco.monitoring.status_view import picture
+from ddloco.monitoring.status_view import actor_picture, picture
 from ddloco.stage.actors.status import ActorStatus
 from ddloco.stage.process.console import SafeConsole
 

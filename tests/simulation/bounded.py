@@ -51,8 +51,7 @@ from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import Start, StartPoint
 from ddloco.stage.files.run_folder import TAPES, open_folder
 from ddloco.stage.files.settings import SnapshotTable
-from ddloco.stage.tapes.retention import before, cuts_of
-from ddloco.stage.tapes.segments import ChainRecorder
+from ddloco.stage.tapes.retention import ChainRecorder, before, cuts_of
 from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import TOKENS, Content, FragmentMemory, SimulatedWork

@@ -1,10 +1,13 @@
-"""Writes an actor's part of a snapshot, in a background thread. Arrays are referenced by handles
-and never change, so nothing is copied."""
+"""Writes an actor's part of a snapshot, in a thread that uses otherwise idle CPU time. Arrays are
+referenced by handles and never change, so nothing is copied."""
 
+import os
+import sys
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 from numpy.typing import NDArray
@@ -13,10 +16,18 @@ from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnaps
 from ddloco.stage.actors.events import Captured, Committed, WorkFailed
 from ddloco.stage.actors.work_table import Doer, does
 from ddloco.stage.arrays.array_table import ArrayTable
-from ddloco.stage.driver.background import in_background
 from ddloco.stage.driver.snapshot_sink import SnapshotSink
 from snapshot import Entry, Kind, SnapshotError
 from transport import Payload, tensors_of
+
+T = TypeVar("T")
+
+NICE = 5
+"""Added to the thread's nice value: it gets about a quarter of a busy core, or all of a free one.
+The priority is not lower, because the thread sometimes holds the GIL, and a snapshot must complete
+within minutes."""
+
+NICE_MAX = 19
 
 FROZEN = "frozen"
 """The name of the blob that ``freeze`` wrote."""
@@ -99,3 +110,15 @@ def payload_tensors(payload: Payload) -> dict[str, NDArray[Any]]:
     """Return the tensors of a payload by name; each name begins with the tensor's index."""
     named = enumerate(tensors_of(payload).items())
     return {f"{index:04d}/{name}": tensor for index, (name, tensor) in named}
+
+
+def in_background(work: Callable[[], T]) -> T:
+    with ThreadPoolExecutor(1, "background", _step_back) as pool:
+        return pool.submit(work).result()
+
+
+def _step_back() -> None:
+    if sys.platform == "linux":  # Elsewhere a thread has no priority of its own.
+        thread = threading.get_native_id()
+        before = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, min(before + NICE, NICE_MAX))

@@ -32,8 +32,7 @@ from ddloco.stage.process.best_effort import FAILED_ASIDE, BestEffort
 from ddloco.stage.process.code_version import code_version
 from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.log import ActorLog
-from ddloco.stage.tapes.retention import TapeRetention
-from ddloco.stage.tapes.segments import ChainRecorder
+from ddloco.stage.tapes.retention import ChainRecorder, TapeRetention
 from replay import Recorder, TapeHeader, TapeWriter
 from snapshot import BEGAN_FROM, RUN, Store
 from transport import Bytes, Endpoint, Event, Header

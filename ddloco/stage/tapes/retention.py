@@ -1,15 +1,18 @@
-"""Deletes the beginnings of a tape once enough snapshots have been committed after them. It never
-delays the recorder: it inspects the folder in a thread, now and then, and an error here costs only
-disk space. A replay starts from a snapshot that all remaining tapes cover."""
+"""A tape that is bounded by snapshots: its recorder begins a new file after each cut, and its
+beginnings are deleted once enough snapshots have been committed after them. This never delays the
+recorder: it inspects the folder in a thread, now and then, and an error here costs only disk space.
+A replay starts from a snapshot that all remaining tapes cover."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from clocks import actor_of, number_of
+from ddloco.stage.actors.effects import CaptureState
 from ddloco.stage.process.log import Note
-from replay import files_of
+from replay import OnError, Recorder, TapeWriter, files_of
 from replay.tape import SUFFIX
 from replay.tape_files import whose
 from snapshot import Manifest, SnapshotError, Store
@@ -21,6 +24,23 @@ FINISH_S = 10.0
 """How long, in seconds, an actor that has ended waits for a last check if storage is slow."""
 
 NOT_DROPPED = "tape not dropped"
+
+
+class ChainRecorder(Recorder):
+    """Writes one incarnation's tape as a chain of files. A cut is at the end of the event that
+    requests the capture of the state. That event's effects are the last record of a file, and the
+    next file begins with the clock of the cut, all entries of it."""
+
+    def __init__(
+        self, writer: TapeWriter, on_error: OnError, clock: Callable[[], dict[str, int]]
+    ) -> None:
+        super().__init__(writer, on_error)
+        self._clock = clock
+
+    def effects(self, n: int, effects: Sequence[Any]) -> None:
+        super().effects(n, effects)
+        if any(type(each) is CaptureState for each in effects):
+            self.go_on(n, self._clock())
 
 
 class TapeRetention:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ddloco.stage.driver.background import NICE, NICE_MAX, in_background
+from ddloco.stage.driver.snapshot_writer import NICE, NICE_MAX, in_background
 
 
 def priority():

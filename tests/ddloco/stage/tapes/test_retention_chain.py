@@ -2,7 +2,7 @@
 
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState
 from ddloco.stage.actors.timers import Named
-from ddloco.stage.tapes.segments import ChainRecorder
+from ddloco.stage.tapes.retention import ChainRecorder
 from replay import Tape, TapeHeader, TapeWriter, files_of, open_tapes
 from transport import SetTimer, TimerFired
 
