@@ -22,8 +22,8 @@ from ddloco.job.config import job_from
 from ddloco.job.protocol.tape_facts import TENSORS
 from ddloco.simulation.goodput import Ledger
 from ddloco.simulation.physics import Physics
+from ddloco.simulation.report import sweep
 from ddloco.simulation.scenario import cases_of, find
-from ddloco.simulation.sweep import sweep
 from ddloco.simulation.tapes import recorder_maker
 from ddloco.simulation.world import World
 from ddloco.workers.simulated.work import leaves_of

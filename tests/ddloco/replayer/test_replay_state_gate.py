@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddloco.replayer.gate import ReplayGate
+from ddloco.replayer.replay_state import ReplayGate
 
 
 @pytest.mark.parametrize("limits", [None, {"a.1": 5, "b.1": 3}])

@@ -5,7 +5,7 @@ import operator
 
 import pytest
 
-from ddloco.simulation.sweep import sweep
+from ddloco.simulation.report import sweep
 from tests.lab import hostile_world
 
 SEEDS = [*range(40, 10, -1), 3, 3]
