@@ -23,6 +23,10 @@ SEARCHED = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
 """A mount and a process namespace of its own: what is mounted and started ends with it."""
 
+OF_THE_HOST = ("PIP_CERT", "SSL_CERT_FILE", "PIP_INDEX_URL", "http_proxy", "https_proxy")
+"""Variables with which this machine reaches package indexes, where it has such: they are set while
+the lines of ``RUN`` are executed, and are not part of the image."""
+
 WRITABLE = ("tmp", "work", "dev/shm")
 """What a job may write to where the root is sealed."""
 
@@ -111,7 +115,8 @@ class Builder:
         assert isinstance(json.loads(rest), list)
 
     def _run(self, rest: str) -> None:
-        sets = [f"{name}={value}" for name, value in self.arguments.items()]
+        host = {name: os.environ[name] for name in OF_THE_HOST if name in os.environ}
+        sets = [f"{name}={value}" for name, value in (host | self.arguments).items()]
         self.now.run(["/usr/bin/env", *sets, "/bin/sh", "-ec", rest])
 
     def _copy(self, rest: str) -> None:
@@ -127,9 +132,13 @@ class Builder:
 def network(root: Path) -> None:
     """What a container gets from its host to reach package indexes: names, certificates, the way
     to the mirrors that this machine uses."""
-    for name in ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/apt/sources.list"):
+    files = ["/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/apt/sources.list"]
+    files += [os.environ[name] for name in ("PIP_CERT", "SSL_CERT_FILE") if name in os.environ]
+    for name in files:
         if Path(name).is_file():
-            shutil.copy(name, root / name.lstrip("/"))
+            copy = root / name.lstrip("/")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(name, copy)
     for name in ("/etc/apt/sources.list.d", "/etc/apt/apt.conf.d", "/etc/ssl/certs"):
         if Path(name).is_dir():
             shutil.copytree(name, root / name.lstrip("/"), dirs_exist_ok=True)
