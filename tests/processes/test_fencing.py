@@ -85,7 +85,7 @@ def test_a_standby_takes_over_and_another_one_ends_with_the_job(started, job):
     before = job.merges()
     job.wait_until(lambda: len(job.merges()) > len(before) + 8)
     steps = [each["t"] for each in job.merges()]
-    assert steps == sorted(set(steps))
+    assert len(steps) == len(set(steps))
     started.running["standby"] = standby
     started.start("syncer", "--bind", "tcp://127.0.0.1:*", "--standby", *SETTINGS)
     said = assert_stops_and_replays(started, job)
