@@ -55,7 +55,8 @@ Keyword arguments of the task's function. ddloco passes them on without looking 
 COMMANDS = """\
 # Commands
 
-`ddloco --help` and `ddloco COMMAND --help` print the same text. The exit codes of all commands are
+At the end of this page you know what each command does, and its options. `ddloco COMMAND --help`
+prints the same, with the usage in one line. The exit codes of all commands are
 explained in [Operations](operations.md#exit-codes).
 """
 
@@ -185,14 +186,10 @@ def _children(command: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.
 
 def _section(title: str, command: argparse.ArgumentParser, level: int) -> list[str]:
     with patch.dict(os.environ, {"COLUMNS": COLUMNS}):
-        return [
-            f"{'#' * level} `{title}`",
-            "",
-            "```text",
-            command.format_help().rstrip(),
-            "```",
-            "",
-        ]
+        _usage, _, said = command.format_help().partition("\n\n")
+    lines = [line for line in said.splitlines() if not line.strip().startswith("-h, --help ")]
+    shown = re.sub(r"\noptions:\n(?=\n|$)", "", "\n".join(lines)).strip()
+    return [f"{'#' * level} `{title}`", "", "```text", shown, "```", ""]
 
 
 def reading() -> str:
