@@ -89,7 +89,6 @@ class Builder:
         first = self.home / SUITES[base]
         if not first.exists():
             call("debootstrap", "--variant=minbase", SUITES[base], first)
-            network(first)
         root = self.home / name
         call("cp", "--archive", first, root)
         self.stages[name] = self.now = Stage(root)
@@ -115,6 +114,7 @@ class Builder:
         assert isinstance(json.loads(rest), list)
 
     def _run(self, rest: str) -> None:
+        network(self.now.root)  # Installed packages bring their own certificates.
         host = {name: os.environ[name] for name in OF_THE_HOST if name in os.environ}
         sets = [f"{name}={value}" for name, value in (host | self.arguments).items()]
         self.now.run(["/usr/bin/env", *sets, "/bin/sh", "-ec", rest])
