@@ -23,7 +23,8 @@ SEARCHED = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
 """A mount and a process namespace of its own: what is mounted and started ends with it."""
 
-OF_THE_HOST = ("PIP_CERT", "SSL_CERT_FILE", "PIP_INDEX_URL", "http_proxy", "https_proxy")
+OF_THE_HOST = ("PIP_INDEX_URL", "http_proxy", "https_proxy")
+CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE")
 """Variables with which this machine reaches package indexes, where it has such: they are set while
 the lines of ``RUN`` are executed, and are not part of the image."""
 
@@ -89,6 +90,7 @@ class Builder:
         first = self.home / SUITES[base]
         if not first.exists():
             call("debootstrap", "--variant=minbase", SUITES[base], first)
+            network(first)
         root = self.home / name
         call("cp", "--archive", first, root)
         self.stages[name] = self.now = Stage(root)
@@ -114,10 +116,14 @@ class Builder:
         assert isinstance(json.loads(rest), list)
 
     def _run(self, rest: str) -> None:
-        network(self.now.root)  # Installed packages bring their own certificates.
         host = {name: os.environ[name] for name in OF_THE_HOST if name in os.environ}
+        for name in CERTIFICATES:
+            if name in os.environ:
+                shutil.copy(os.environ[name], self.now.root / "host.crt")
+                host[name] = "/host.crt"
         sets = [f"{name}={value}" for name, value in (host | self.arguments).items()]
         self.now.run(["/usr/bin/env", *sets, "/bin/sh", "-ec", rest])
+        (self.now.root / "host.crt").unlink(missing_ok=True)
 
     def _copy(self, rest: str) -> None:
         words = shlex.split(rest)
@@ -130,18 +136,12 @@ class Builder:
 
 
 def network(root: Path) -> None:
-    """What a container gets from its host to reach package indexes: names, certificates, the way
-    to the mirrors that this machine uses."""
-    files = ["/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/apt/sources.list"]
-    files += [os.environ[name] for name in ("PIP_CERT", "SSL_CERT_FILE") if name in os.environ]
-    for name in files:
+    """Give a root what a container gets from its host to reach the mirrors that this machine
+    uses."""
+    for name in ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf"):
         if Path(name).is_file():
-            copy = root / name.lstrip("/")
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(name, copy)
-    for name in ("/etc/apt/sources.list.d", "/etc/apt/apt.conf.d", "/etc/ssl/certs"):
-        if Path(name).is_dir():
-            shutil.copytree(name, root / name.lstrip("/"), dirs_exist_ok=True)
+            shutil.copy(name, root / name.lstrip("/"))
+    shutil.copytree("/etc/apt/apt.conf.d", root / "etc/apt/apt.conf.d", dirs_exist_ok=True)
 
 
 def checked(context: Path) -> list[str]:
