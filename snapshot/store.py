@@ -98,8 +98,8 @@ class Store:
         wrong = manifest_problem(manifest)
         problems = absent if wrong is None else [wrong, *absent]
         if problems:
-            helps = "; all actors must write their parts to this place" if absent else ""
-            raise SnapshotError(f"{path}: is not committed: {_some(problems)}{helps}")
+            helps = "not all actors write their parts to this place: " if absent else ""
+            raise SnapshotError(f"{path}: is not committed: {helps}{_some(problems)}")
         whole = msgspec.structs.replace(manifest, nbytes=inventory.nbytes)
         self._place.settle([blob_name(digest) for digest in inventory.blobs])
         data = encode_manifest(whole)

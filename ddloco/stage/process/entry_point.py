@@ -221,10 +221,12 @@ def check_function(kind: str, spec: str) -> None:
         top = symtable.symtable(text, module_name, "exec")
     except (OSError, SyntaxError, ValueError):
         return
-    bound = [each.get_name() for each in top.get_symbols() if _binds(each)]
+    binding = [each for each in top.get_symbols() if _binds(each)]
+    bound = [each.get_name() for each in binding]
     dynamic = "__getattr__" in bound or "import *" in text or "globals()" in text
     if function_name not in bound and not dynamic:
-        near = did_you_mean(function_name, bound)
+        own = [each.get_name() for each in binding if not each.is_imported()]
+        near = did_you_mean(function_name, own)
         raise NamedError(f"{kind} {spec!r}: {module_name} has no function {function_name}{near}")
 
 

@@ -99,3 +99,11 @@ def test_a_task_is_looked_for_in_the_source(source, found, tmp_path, monkeypatch
         return
     with pytest.raises(NamedError, match="mine has no function task"):
         check_function("task", "mine:task")
+
+
+def test_what_is_imported_is_not_meant(tmp_path, monkeypatch):
+    """A misspelled function is no module that has a similar name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("import tasks\ndef tesk(): pass\n")
+    with pytest.raises(NamedError, match=r"no function taskz; did you mean tesk\?"):
+        check_function("task", "mine:taskz")
