@@ -429,8 +429,8 @@ LINES = {
     "transport": 4320,
 }
 """Lines of each room, rounded up to twenty. A number falls with its room. It rises only in a commit
-that says what the lines are for, and what went instead: each capability that brought its own form of
-a mechanism made this house larger than it is good."""
+that says what the lines are for, and what went instead: each capability that brought its own form
+of a mechanism made this house larger than it is good."""
 
 ROOM_SLACK = 60
 """Lines by which a number may be above its room, so that not every change touches the table."""
