@@ -34,8 +34,8 @@ demo: $(STAMP)  ## train three learners on real text, then replay the run bit fo
 	$(BIN)/ddloco run examples/quickstart.toml --dir runs/demo --overwrite
 	$(BIN)/ddloco replay runs/demo
 
-test: lint  ## lint, types, import rules, and all tests except the slow ones (ten minutes and more on two cores)
-	@echo "Ten to twelve minutes on two cores. What this machine cannot test is listed at the end, with the reason."
+test: lint  ## lint, types, import rules, and all tests except the slow ones (seven to twelve minutes on two cores)
+	@echo "Seven to twelve minutes on two cores. What this machine cannot test is listed at the end, with the reason."
 	$(MAKE) --no-print-directory -j2 types tests
 
 # The first line compiles all tests, once for all testers, and finds those that cannot be imported.
