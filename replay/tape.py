@@ -48,6 +48,7 @@ BODY_BYTES_MAX = 64 * 2**20
 _PREFIX = Pack("<8sII")
 _HEAD = Pack("<II")
 _TAIL = Pack("<I")
+_AROUND = _HEAD.size + _TAIL.size
 
 
 PLAIN_NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
@@ -308,10 +309,12 @@ class Tape:
 
     def scan(self) -> "Tape":
         """Check every record once, count the events, and see how the tape ends."""
+        heard = self.heard
         for record in self.records():
             if isinstance(record, Event):
                 self.events = record.n
-                self.heard.update(record.clock)
+                if record.clock:
+                    heard.update(record.clock)
         return self
 
     def records(self, after: int = 0) -> Iterator[Event | Effects | Raised | Closed]:
@@ -325,17 +328,17 @@ class Tape:
         mark = self._mark_before(after)
         previous = mark.number
         for start, chain, record in self._whole(mark):
-            if isinstance(record, TapeHeader):
-                if start != _PREFIX.size:
-                    raise TapeError(self.path, start, "a second header")
-                continue
-            if isinstance(record, Event):
+            if isinstance(record, Event):  # The most frequent one first: each record passes here.
                 if record.n != previous + 1:
                     problem = f"event {record.n} where {previous + 1} was due"
                     raise TapeError(self.path, start, problem)
                 if previous >= self._marks[-1].number + MARK_EVENTS:
                     self._marks.append(TapeEntry(previous, start, chain))
                 previous = record.n
+            elif isinstance(record, TapeHeader):
+                if start != _PREFIX.size:
+                    raise TapeError(self.path, start, "a second header")
+                continue
             elif record.n != previous:
                 problem = f"record of event {record.n} after event {previous}"
                 raise TapeError(self.path, start, problem)
@@ -375,30 +378,34 @@ class Tape:
             if mark is not None and mark.byte:
                 start, chain = mark.byte, mark.chain
                 file.seek(start)
-            block, at = b"", 0
+            crc32, head, tail = zlib.crc32, _HEAD.unpack_from, _TAIL.unpack_from
+            block, at, end = b"", 0, 0
             while True:
-                if len(block) - at < _HEAD.size:
+                if end - at < _HEAD.size:
                     block, at = block[at:] + file.read(BLOCK_BYTES), 0
-                    if len(block) < _HEAD.size:
+                    end = len(block)
+                    if end < _HEAD.size:
                         self.truncated_at = start if block else None
                         return
-                length, check = _HEAD.unpack_from(block, at)
-                if zlib.crc32(block[at : at + 4], chain) != check:
+                length, check = head(block, at)
+                if crc32(block[at : at + 4], chain) != check:
                     problem = "damaged: the length fails its check"
                     if not block[at:].strip(b"\0") and _are_zeros(file):
                         problem = "damaged: zeros from here to its end, as after a loss of power"
                     raise DamagedTapeError(self.path, start, problem)
                 if length > BODY_BYTES_MAX:
                     raise TapeError(self.path, start, f"record of {length} bytes")
-                size = _HEAD.size + length + _TAIL.size
-                if len(block) - at < size:
+                size = length + _AROUND
+                if end - at < size:
                     block, at = block[at:] + file.read(max(BLOCK_BYTES, size)), 0
-                    if len(block) < size:
+                    end = len(block)
+                    if end < size:
                         self.truncated_at = start
                         return
-                body = block[at + _HEAD.size : at + size - _TAIL.size]
-                before, chain = chain, zlib.crc32(body, check)
-                if _TAIL.unpack_from(block, at + size - _TAIL.size)[0] != chain:
+                ends = at + size - _TAIL.size
+                body = block[at + _HEAD.size : ends]
+                before, chain = chain, crc32(body, check)
+                if tail(block, ends)[0] != chain:
                     problem = "damaged: the record fails its check"
                     raise DamagedTapeError(self.path, start + _HEAD.size, problem)
                 try:

@@ -12,7 +12,7 @@ from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import parse_event
 from ddloco.job.config import DATA_PARALLEL
 from ddloco.job.protocol.messages import GlobalFragment, Resume, StatePiece
-from ddloco.job.protocol.work import Evaluated, FragmentEncoded, StepFinished
+from ddloco.job.protocol.work import FragmentEncoded, StepFinished
 from ddloco.stage.files.toml import ConfigError
 from transport import MessageArrived
 
@@ -119,9 +119,8 @@ class AlignedRun(Alignment):
             self.items.update(self._items_of(merge, newest.get(merge.fragment)))
             newest[merge.fragment] = _merge_key(merge.fragment, merge.t)
         for syncer in run.syncers:
-            for _, event in run.events(syncer, Evaluated):
-                if isinstance(event, Evaluated):
-                    self.held_out = event.loss
+            for _, event in run.facts(syncer).held_out:
+                self.held_out = event.loss
 
     def _steps(self, run: RecordedJob, learner: str) -> Iterator[tuple[Key, Item]]:
         """Yield a learner's steps, each after what was installed before it. A step begins when the

@@ -17,7 +17,7 @@ from ddloco.debugger.loss_analysis import LEAST_SPREAD, analyse_losses
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.wording import listed
 from ddloco.job.protocol.tape_facts import is_simulated
-from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES, Evaluated
+from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
 from ddloco.monitoring.status_view import seconds
 from replay import tape
 
@@ -194,8 +194,8 @@ def _held_out(run: RecordedJob) -> Iterator[Found]:
     told = [
         (f"{syncer}:{record.n}", event.loss)
         for syncer in run.syncers
-        for record, event in run.events(syncer, Evaluated)
-        if isinstance(event, Evaluated) and event.loss is not None
+        for record, event in run.facts(syncer).held_out
+        if event.loss is not None
     ]
     losses = {who: [each.loss for *_, each in run.steps_of(who)] for who in run.learners}
     known = [each for each in losses.values() if len(each) >= STEPS_MIN]

@@ -7,10 +7,8 @@ from msgspec.structs import astuple
 
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import order_of
-from ddloco.job.protocol.messages import Progress
 from ddloco.job.protocol.time_spent import TimeSpent
 from ddloco.monitoring.status_view import seconds
-from transport import MessageArrived
 
 Part = Literal["computing", "compiling", "data", "parameters", "stopped", "versions"]
 
@@ -67,11 +65,7 @@ def times_apart(one: RecordedJob, other: RecordedJob) -> list[str]:
 
 
 def times_of(run: RecordedJob) -> list[LearnerTime]:
-    newest: dict[str, Progress] = {}
-    for syncer in run.syncers:
-        for _, event in run.events(syncer, Progress):
-            if isinstance(event, MessageArrived) and isinstance(event.body, Progress):
-                newest[event.sender] = event.body
+    newest = {who: told for each in run.syncers for who, told in run.facts(each).reports.items()}
     return [
         LearnerTime(who, told.step, told.step_s, told.spent)
         for who, told in sorted(newest.items(), key=lambda each: order_of(each[0]))

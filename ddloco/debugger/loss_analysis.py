@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from clocks import actor_of
 from ddloco.debugger.merge_history import Merge, MergeAnswer
 from ddloco.debugger.recorded_job import RecordedJob
+from ddloco.debugger.recorded_run import parse_event
 from ddloco.job.protocol.messages import GlobalFragment
 from ddloco.job.protocol.work import StepFinished
 from ddloco.machines.outer.weights import usual_norm
@@ -217,11 +218,13 @@ def _suspect(
     if not any(each.lasts for each in firsts):
         return "", "the losses came back, or there are too few of them after that"
     counts: dict[str, int] = {}
+    known = [_heard_just_before(run, first) for first in firsts] if outliers else []
+    unharmed = _heard_by_unharmed(run, breaks) if outliers else []
     for each in outliers:
-        syncer, _, number = each.event.rpartition(":")
-        merged = syncer, int(number)
-        led = not each.refused and any(_led_to(run, first, *merged) for first in firsts)
-        if led and not _was_harmless(run, breaks, *merged):
+        syncer, number = parse_event(each.event)
+        led = any(then.get(syncer, 0) < number <= now.get(syncer, 0) for then, now in known)
+        harmless = any(heard.get(syncer, 0) >= number for heard in unharmed)
+        if led and not each.refused and not harmless:
             counts[each.learner] = counts.get(each.learner, 0) + 1
     if len(counts) == 1:
         [(learner, count)] = counts.items()
@@ -297,34 +300,25 @@ def _lasts(losses: Sequence[LossStep], at: LossStep, usual: float) -> bool:
     return len(after) >= LASTS_STEPS_MIN and outside >= LASTS_SHARE * len(after)
 
 
-def _led_to(run: RecordedJob, first: Break, syncer: str, number: int) -> bool:
-    """Whether a break came just after an event of a syncer, and knew of it."""
-    if not _knew(run, first, syncer, number):
-        return False
-    steps = [(record.n, step) for record, step, _ in run.steps_of(first.learner)]
-    before = [n for n, step in steps if step <= first.step - JUST_BEFORE_STEPS]
+def _heard_just_before(run: RecordedJob, first: Break) -> tuple[dict[str, int], dict[str, int]]:
+    """The clocks of a learner ``JUST_BEFORE_STEPS`` steps before its break, and at the break: what
+    led to it lies between them."""
+    until = first.step - JUST_BEFORE_STEPS
+    before = [record.n for record, step, _ in run.steps_of(first.learner) if step <= until]
     then = run.clock(first.learner, before[-1]).wire() if before else {}
-    return then.get(syncer, 0) < number
+    return then, run.clock(*parse_event(first.event)).wire()
 
 
-def _was_harmless(run: RecordedJob, breaks: Sequence[Break], syncer: str, number: int) -> bool:
-    """Whether a learner whose loss did not break had heard of an event of a syncer, and took more
-    than ``JUST_BEFORE_STEPS`` steps after that: what was merged there is no cause of a break."""
+def _heard_by_unharmed(run: RecordedJob, breaks: Sequence[Break]) -> list[dict[str, int]]:
+    """The clocks of the learners whose loss did not break, ``JUST_BEFORE_STEPS`` steps before their
+    end: what was merged by then is no cause of a break."""
     broken = {actor_of(each.learner) for each in breaks}
-    for learner in run.learners:
-        steps = [record.n for record, *_ in run.steps_of(learner)]
-        if actor_of(learner) in broken or len(steps) <= JUST_BEFORE_STEPS:
-            continue
-        then = run.clock(learner, steps[-1 - JUST_BEFORE_STEPS]).wire()
-        if then.get(syncer, 0) >= number:
-            return True
-    return False
-
-
-def _knew(run: RecordedJob, first: Break, syncer: str, number: int) -> bool:
-    """Whether a break had heard of an event of a syncer."""
-    event = int(first.event.rpartition(":")[2])
-    return run.clock(first.learner, event).wire().get(syncer, 0) >= number
+    steps = {who: [record.n for record, *_ in run.steps_of(who)] for who in run.learners}
+    return [
+        run.clock(who, own[-1 - JUST_BEFORE_STEPS]).wire()
+        for who, own in steps.items()
+        if actor_of(who) not in broken and len(own) > JUST_BEFORE_STEPS
+    ]
 
 
 def find_break(losses: Sequence[LossStep]) -> tuple[LossStep, float] | None:
@@ -342,6 +336,8 @@ def find_break(losses: Sequence[LossStep]) -> tuple[LossStep, float] | None:
         if len(before) < BEFORE_STEPS_MIN or len(stays) < STAYS_STEPS:
             continue
         usual = median(before)
+        if any(value <= usual for value in stays):  # A limit is never below the median.
+            continue
         spread = 1.4826 * median(abs(value - usual) for value in before)
         limit = usual + SPREADS * max(spread, SPREAD_MIN * abs(usual), least)
         if all(not value <= limit for value in stays):
@@ -353,10 +349,9 @@ def _ordered(run: RecordedJob, breaks: list[Break]) -> tuple[Break, ...]:
     """Mark the breaks that have no other break in their causal past, and put them first."""
     marked: list[Break] = []
     for each in breaks:
-        number = int(each.event.rpartition(":")[2])
-        known = run.clock(each.learner, number).wire()
+        known = run.clock(*parse_event(each.event)).wire()
         knew = any(
-            known.get(other.learner, 0) >= int(other.event.rpartition(":")[2])
+            known.get(other.learner, 0) >= parse_event(other.event)[1]
             for other in breaks
             if actor_of(other.learner) != actor_of(each.learner)
         )

@@ -4,6 +4,7 @@ Algorithm 2, section 3)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Literal, NamedTuple
 
 from msgspec import UNSET, Struct
@@ -16,7 +17,7 @@ from ddloco.machines.data_parallel.coordinator import Coordinator
 from ddloco.machines.syncer.accounts import LATE
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.pacing import NextSync
-from ddloco.machines.syncer.rounds import NOT_FRESH
+from ddloco.machines.syncer.rounds import NOT_FRESH, Rounds
 from ddloco.machines.syncer.syncs import Sync
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Observe
@@ -161,6 +162,8 @@ class MergeHistory:
         self._stepper = stepper
         self._syncer = stepper.tape.incarnation
         self._learners = learners
+        self._known: list[Merge] = []
+        self._ahead = self._walked()
         self._open: dict[int, _Open] = {}
         self._repeats: dict[int, list[str]] = {}
         self._unseen = "it has not joined"
@@ -179,6 +182,22 @@ class MergeHistory:
         """Whose work was of no use to the job by then, in words."""
 
     def merges(self) -> Iterator[Merge]:
+        """Yield all merges; each is computed once, when it is asked for first."""
+        for position in count():
+            if position == len(self._known):
+                following = next(self._ahead, None)
+                if following is None:
+                    return
+                self._known.append(following)
+            yield self._known[position]
+
+    def walk(self) -> "MergeHistory":
+        """Walk to the end of the tape, where all that is not a merge is known, too."""
+        for _ in self.merges():
+            pass
+        return self
+
+    def _walked(self) -> Iterator[Merge]:
         self._begin()
         at, machine = 0.0, self._stepper.actor.machine
         for step in self._stepper.steps():
@@ -186,7 +205,10 @@ class MergeHistory:
             for effect in step.effects:
                 if type(effect) is Observe and "learner" in effect.fields:
                     self.told.append((step.number, at, effect))
-            yield from self._see(step)
+            if isinstance(machine, Syncer) and machine.rounds is not None:
+                merge = self._seen(step, machine, machine.rounds)
+                if merge is not None:
+                    yield merge
         if isinstance(machine, Syncer | Coordinator):
             self.numbers = machine.numbers(at)
             self.disregarded = machine.disregarded
@@ -216,28 +238,31 @@ class MergeHistory:
             arrived = {who: _Arrival(part.said) for who, part in sync.parts.items()}
             self._open[t] = _Open(sync, "", absent, len(machine.members), arrived)
 
-    def _see(self, step: Step) -> Iterator[Merge]:
-        machine = self._stepper.actor.machine
-        if not isinstance(machine, Syncer) or machine.rounds is None:
-            return
-        ref = f"{self._syncer}:{step.number}"
+    def _seen(self, step: Step, machine: Syncer, rounds: Rounds) -> Merge | None:
         event: Any = step.event
-        if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
+        merge: Merge | None = None
+        if type(event) is MessageArrived and type(event.body) is Contribution:
             under_way = self._open.get(event.body.t)
             if under_way is not None:
+                ref = self._ref(step)
                 arrival = _Arrival(event.body, ref, step.at, event.payload.hex())
                 under_way.arrived.setdefault(event.peer, arrival)
-        merged: dict[str, Any] | None = None
-        for effect in step.effects:
-            if type(effect) is Observe:
-                self._observed(ref, effect)
-                merged = effect.fields if effect.event == "merge" else merged
-        if merged is not None and isinstance(event, FragmentMerged):
-            yield self._merged(ref, step.at, merged, event)
-        for t, sync in machine.rounds.syncs.items():
+        if step.effects:
+            merged: dict[str, Any] | None = None
+            for effect in step.effects:
+                if type(effect) is Observe:
+                    self._observed(self._ref(step), effect)
+                    merged = effect.fields if effect.event == "merge" else merged
+            if merged is not None and isinstance(event, FragmentMerged):
+                merge = self._merged(self._ref(step), step.at, merged, event)
+        for t, sync in rounds.syncs.items():
             known = self._open.get(t)
             if known is None or known.sync is not sync:
-                self._open[t] = self._launched(ref, step.at, machine, sync)
+                self._open[t] = self._launched(self._ref(step), step.at, machine, sync)
+        return merge
+
+    def _ref(self, step: Step) -> str:
+        return f"{self._syncer}:{step.number}"
 
     def _observed(self, ref: str, seen: Observe) -> None:
         fields = seen.fields

@@ -54,7 +54,7 @@ def _received(run: RecordedJob, asked: Sequence[tuple[str, "Future[Encoded]"]]) 
     for syncer, future in asked:
         encoded = future.result()
         if encoded is None:  # Computed here, it raises what is wrong with the tape.
-            yield from run.merges_of(syncer)
+            yield from run.history(syncer).merges()
             continue
         yield from map(_decode, encoded)
 
@@ -62,6 +62,6 @@ def _received(run: RecordedJob, asked: Sequence[tuple[str, "Future[Encoded]"]]) 
 def _computed(path: Path, syncer: str, salvage: bool, trust: bool) -> Encoded:
     try:
         run = open_job(path, salvage=salvage, wanted=partial(eq, syncer), trust=trust)
-        return [_encode(merge) for merge in run.merges_of(syncer)]
+        return [_encode(merge) for merge in run.history(syncer).merges()]
     except Exception:  # noqa: BLE001, not every exception passes from one process to another
         return None

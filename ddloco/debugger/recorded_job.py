@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import to_builtins
 
@@ -14,14 +13,28 @@ from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.job.config import SYNCER
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.messages import Progress
 from ddloco.job.protocol.status import Numbers
-from ddloco.job.protocol.work import OneStep, RunStep, StepFinished
+from ddloco.job.protocol.work import Evaluated, OneStep, RunStep, StepFinished
 from ddloco.replayer.recording import named_settings, open_recording, program_in
 from ddloco.roles.job_program import JobProgram
 from ddloco.roles.resume import JobStartPoint, plan_of
 from ddloco.stage.actors.effects import Observe
 from ddloco.stage.files.toml import ConfigError
 from replay import Step, Tape, tape
+from transport import MessageArrived
+
+
+class SyncerFacts(NamedTuple):
+    """What a syncer's tape says without its machine.
+
+    Attributes:
+        reports: the newest report of each learner, by incarnation.
+        held_out: the results of evaluations, with their records.
+    """
+
+    reports: dict[str, Progress]
+    held_out: list[tuple[tape.Event, Evaluated]]
 
 
 class RecordedJob(RecordedRun):
@@ -32,21 +45,20 @@ class RecordedJob(RecordedRun):
     ) -> None:
         super().__init__(path, tapes, program, **options)
         self.job = program.job
-        self._merges: dict[str, list[Merge]] = {}
-        self._histories: dict[str, Iterator[Merge]] = {}
-        self._walked: dict[str, MergeHistory] = {}
+        self._histories: dict[str, MergeHistory] = {}
         self._finished: dict[str, list[tuple[tape.Event, StepFinished]]] = {}
+        self._facts: dict[str, SyncerFacts] = {}
 
     def settings(self) -> dict[str, Any]:
         """Return all settings, also those that say nothing and are left out of tapes."""
         return named_settings(to_builtins(self.job))
 
-    @property
+    @cached_property
     def syncers(self) -> list[str]:
         names = self.job.syncer_names()
         return [each for each in self.tapes if actor_of(each) in names]
 
-    @property
+    @cached_property
     def learners(self) -> list[str]:
         return [each for each in self.tapes if each not in self.syncers]
 
@@ -74,11 +86,9 @@ class RecordedJob(RecordedRun):
 
     @property
     def _lead(self) -> MergeHistory | None:
-        for _ in self.merges():
-            pass
+        walked = {each: self.history(each).walk() for each in self.syncers}
         name = self.job.syncer_names()[0]
-        ended = [self._walked[each] for each in self.syncers if actor_of(each) == name]
-        return ended[-1] if ended else None
+        return next((walked[each] for each in reversed(walked) if actor_of(each) == name), None)
 
     def finished(self, learner: str) -> list[tuple[tape.Event, StepFinished]]:
         """Return the results of a learner's requests of steps, with their records; they are decoded
@@ -95,6 +105,18 @@ class RecordedJob(RecordedRun):
         for record, event in self.finished(learner):
             yield from ((record, step, each) for step, each in event.steps())
 
+    def facts(self, syncer: str) -> SyncerFacts:
+        """Return what a syncer's tape says; it is read once for that."""
+        if syncer not in self._facts:
+            found = SyncerFacts({}, [])
+            for record, event in self.events(syncer, Progress, Evaluated):
+                if isinstance(event, Evaluated):
+                    found.held_out.append((record, event))
+                elif isinstance(event, MessageArrived) and isinstance(event.body, Progress):
+                    found.reports[event.sender] = event.body
+            self._facts[syncer] = found
+        return self._facts[syncer]
+
     def first_step(self, learner: str) -> Step | None:
         """Return the event at which a learner asked for its first inner step; None without one."""
         for step in self.stepper(learner).steps():
@@ -102,33 +124,23 @@ class RecordedJob(RecordedRun):
                 return step
         return None
 
+    def history(self, syncer: str) -> MergeHistory:
+        if syncer not in self._histories:
+            stepper = self.stepper(syncer)
+            self._histories[syncer] = MergeHistory(stepper, self.job.learner_names())
+        return self._histories[syncer]
+
     def merges(self) -> Iterator[Merge]:
-        """Yield the merges of every syncer, syncer after syncer, in the order of their tapes. They
-        are computed once, as far as they have been asked for."""
+        """Yield the merges of every syncer, syncer after syncer, in the order of their tapes."""
         for syncer in self.syncers:
-            known = self._merges.setdefault(syncer, [])
-            if syncer not in self._histories:
-                history = MergeHistory(self.stepper(syncer), self.job.learner_names())
-                self._walked[syncer], self._histories[syncer] = history, history.merges()
-            for position in count():
-                if position == len(known):
-                    following = next(self._histories[syncer], None)
-                    if following is None:
-                        break
-                    known.append(following)
-                yield known[position]
+            yield from self.history(syncer).merges()
 
     def observed(self) -> Iterator[tuple[str, int, float, Observe]]:
         """Yield what the syncers observed of learners: the syncer, the number of its event, its
         time in seconds, and the observation."""
-        for _ in self.merges():
-            pass
         for syncer in self.syncers:
-            for number, at, seen in self._walked[syncer].told:
+            for number, at, seen in self.history(syncer).walk().told:
                 yield syncer, number, at, seen
-
-    def merges_of(self, syncer: str) -> Iterator[Merge]:
-        return MergeHistory(self.stepper(syncer), self.job.learner_names()).merges()
 
     def merge(self, t: int) -> Merge:
         """Return the merge of a global step; ``ConfigError`` names the nearest ones."""

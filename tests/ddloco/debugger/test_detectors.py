@@ -12,12 +12,11 @@ from ddloco.cli.debug import why
 from ddloco.cli.parser import parser
 from ddloco.debugger.detectors import DETECTORS, detect
 from ddloco.debugger.learner_time import times_of
-from ddloco.debugger.recorded_job import open_job
+from ddloco.debugger.recorded_job import SyncerFacts, open_job
 from ddloco.job.protocol.messages import Progress
 from ddloco.job.protocol.time_spent import TimeSpent
 from ddloco.job.protocol.work import Evaluated, OneStep
 from ddloco.workers.simulated.work import SimulatedWork
-from transport import MessageArrived
 
 GUILTY = "learner-1.1"
 SOUND = ("job.learners=3", "chaos.fault=[]", "learner={}", "work.variance=0.1")
@@ -98,13 +97,14 @@ class Told:
             loss = self._losses[n] if self._losses else 1.0
             yield SimpleNamespace(n=n + 1), n + 1, OneStep(loss, 1, f"{batch}".encode())
 
-    def events(self, who, kind):
-        """The evaluation, or the last reports."""
-        if kind is Evaluated and self._held_out is not None:
-            yield SimpleNamespace(n=9), Evaluated(1, self._held_out)
-        for learner, spent in self._spent.items():
-            told = Progress(20, 0.1, (0,), (0,), (0,), spent=spent)
-            yield None, MessageArrived(learner, "control", learner, 1, 1, {}, told)
+    def facts(self, syncer):
+        """The evaluation, and the last reports."""
+        reports = {
+            learner: Progress(20, 0.1, (0,), (0,), (0,), spent=spent)
+            for learner, spent in self._spent.items()
+        }
+        evaluated = [] if self._held_out is None else [Evaluated(1, self._held_out)]
+        return SyncerFacts(reports, [(SimpleNamespace(n=9), each) for each in evaluated])
 
 
 QUICK, WAITS = TimeSpent(computing=10.0), TimeSpent(computing=2.0, data=8.0)

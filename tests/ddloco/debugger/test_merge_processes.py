@@ -31,7 +31,7 @@ def test_what_is_wrong_with_a_tape_is_said_as_if_there_were_one_process(
     def parts(syncer):
         raise Divergence(syncer, 1, "effects", "", "", {})
 
-    monkeypatch.setattr(run, "merges_of", parts)
+    monkeypatch.setattr(run, "history", parts)
     run.path = folder / "elsewhere"
     with merges_in(PROCESSES, [run]) as [found], pytest.raises(Divergence):
         list(found)
