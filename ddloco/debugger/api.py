@@ -64,8 +64,7 @@ class Run:
 
     def __init__(self, path: Path | str, *, salvage: bool = False, trust: bool = False) -> None:
         self.path = Path(path)
-        self._salvage, self._trust = salvage, trust
-        _ = self.recorded  # Tapes that cannot be read are reported now.
+        self._recorded = open_run(path, salvage=salvage, trust=trust)
 
     def __repr__(self) -> str:
         tapes = self.recorded.tapes.values()
@@ -73,10 +72,10 @@ class Run:
         gaps = f", {len(self.gaps)} gaps" if self.gaps else ""
         return f"<run {self.recorded.path}: {len(tapes)} tapes, {events:,} events{gaps}>"
 
-    @cached_property
+    @property
     def recorded(self) -> RecordedRun:
         """The tapes, for the questions of the ``ddloco.debugger`` modules."""
-        return open_run(self.path, salvage=self._salvage, trust=self._trust)
+        return self._recorded
 
     @property
     def _training(self) -> RecordedJob:
@@ -141,7 +140,7 @@ class Run:
             actor: whose events, by incarnation; by default those of ``start``, or of the actor
                 that leads.
         """
-        return _first_of(self._positions(start, actor, 1), predicate)
+        return next(filter(predicate, self._positions(start, actor, 1)), None)
 
     def back_until(
         self,
@@ -150,7 +149,7 @@ class Run:
         actor: str = "",
     ) -> "Position | None":
         """As ``until``, backwards from ``start`` or from the end of the tape."""
-        return _first_of(self._positions(start, actor, -1), predicate)
+        return next(filter(predicate, self._positions(start, actor, -1)), None)
 
     def _positions(self, start: "Position | None", actor: str, stride: int) -> "Iterator[Position]":
         run = self.recorded
@@ -177,7 +176,7 @@ class Run:
             TapeError, WorkerRequestError: the run cannot be replayed.
         """
         names = [without] if isinstance(without, str) else without
-        return merge_without(self._training, t, names, trust=self._trust)
+        return merge_without(self._training, t, names, trust=self.recorded.trust)
 
     def detect(self) -> list[Found]:
         """Return all that stands out in a run of a job, as ``ddloco why RUN`` says it.
@@ -202,7 +201,7 @@ class Run:
         Raises:
             TapeError, ConfigError: the other run cannot be read or compared.
         """
-        theirs = other if isinstance(other, Run) else Run(other, trust=self._trust)
+        theirs = other if isinstance(other, Run) else Run(other, trust=self.recorded.trust)
         return compare(self.recorded, theirs.recorded)
 
     def frame(self, what: str, library: str = "pandas") -> Any:
@@ -286,15 +285,11 @@ class Position:
         """
         wanted = actor or self.actor
         told = self.cluster
-        for syncer in told.syncers:
-            if wanted in {syncer.incarnation, actor_of(syncer.incarnation)}:
-                return msgspec.to_builtins(syncer)
-        for learner in told.learners:
-            if wanted in {learner.learner, actor_of(learner.learner)}:
-                return msgspec.to_builtins(learner)
-        for each in told.actors:
-            if wanted in {each.incarnation, actor_of(each.incarnation)}:
-                return msgspec.to_builtins(each)
+        shown: dict[str, Any] = {each.incarnation: each for each in (*told.syncers, *told.actors)}
+        shown |= {each.learner: each for each in told.learners}
+        for who, status in shown.items():
+            if wanted in {who, actor_of(who)}:
+                return msgspec.to_builtins(status)
         raise ConfigError(f"{self.ref} knows nothing of {wanted}, or there is no tape of it")
 
     def array(self, handle: str) -> "Tensors":
@@ -326,12 +321,6 @@ class Position:
             ConfigError: this is the first one.
         """
         return Position(self.run, self.actor, self.number - 1)
-
-
-def _first_of(
-    positions: Iterator[Position], predicate: Callable[[Position], bool]
-) -> Position | None:
-    return next((each for each in positions if predicate(each)), None)
 
 
 def _flat(merge: Merge) -> dict[str, Any]:

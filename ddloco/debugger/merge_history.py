@@ -164,6 +164,8 @@ class MergeHistory:
         self._learners = learners
         self._known: list[Merge] = []
         self._ahead = self._walked()
+        self._wrong: Exception | None = None
+        """What ended the walk; whoever asks for more is told again."""
         self._open: dict[int, _Open] = {}
         self._repeats: dict[int, list[str]] = {}
         self._unseen = "it has not joined"
@@ -185,11 +187,20 @@ class MergeHistory:
         """Yield all merges; each is computed once, when it is asked for first."""
         for position in count():
             if position == len(self._known):
-                following = next(self._ahead, None)
+                following = self._next()
                 if following is None:
                     return
                 self._known.append(following)
             yield self._known[position]
+
+    def _next(self) -> Merge | None:
+        if self._wrong is not None:
+            raise self._wrong
+        try:
+            return next(self._ahead, None)
+        except Exception as wrong:
+            self._wrong = wrong
+            raise
 
     def walk(self) -> "MergeHistory":
         """Walk to the end of the tape, where all that is not a merge is known, too."""

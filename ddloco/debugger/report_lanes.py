@@ -14,8 +14,7 @@ from clocks import actor_of
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.job.protocol.compression import Format, compressed_layout
-from ddloco.job.protocol.events import Started
-from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Pull, StatePiece
 from ddloco.job.protocol.time_spent import TimeSpent, of_step
 from ddloco.job.protocol.work import Evaluated, FragmentEncoded, StateInstalled, StepFinished
@@ -204,7 +203,6 @@ class TapeContent:
     notes: list[tuple[float, int, str, str]] = field(
         default_factory=list[tuple[float, int, str, str]]
     )
-    leaves: tuple[Leaf, ...] = ()
     held_out: list[tuple[float, int, float]] = field(default_factory=list[tuple[float, int, float]])
     payloads: list[Received] = field(default_factory=list[Received])
     """Of each message with a payload: kind, peer, and fragment or piece."""
@@ -292,8 +290,6 @@ def _see_message(
 def _see_rare(content: TapeContent, at: float, n: int, event: Any, cuts: set[str]) -> None:
     note = content.notes.append
     match event:
-        case Started():
-            content.leaves = event.leaves
         case Evaluated() if event.loss is not None:
             content.held_out.append((at, n, event.loss))
         case LaneBroken():

@@ -59,7 +59,7 @@ class TableCell(Struct, array_like=True, omit_defaults=True):
         event: the syncer's event that shows it.
         reason: why it was refused or is absent; the number of a text.
         weight: its share; ``norm``, ``cosine``, ``base``, ``steps``, ``tokens`` and ``wait`` as in
-            ``merge_history.Answer``.
+            ``merge_history.MergeAnswer``.
         who: the number of its incarnation.
     """
 

@@ -1,6 +1,7 @@
 """The merges of a recorded run: what held their launches, who was in them, who was not and why."""
 
 import json
+from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from ddloco.debugger.merge_history import wait_of
 from ddloco.machines.syncer.pacing import NextSync
 from ddloco.stage.files.run_folder import LOG_FILE
+from replay import Divergence, Stepper
 
 times = st.floats(0, 1000)
 
@@ -30,6 +32,24 @@ def test_every_merge_of_the_log_is_found_with_its_learners_and_weights(run, fold
         weights = [round(each.weight, 6) for each in merge.contributions]
         assert weights == line["weights"]
         assert sum(each.weight for each in merge.contributions) == pytest.approx(1.0)
+
+
+def test_a_walk_that_ended_early_is_never_taken_for_the_whole_tape(run, monkeypatch):
+    """Whoever asks for more merges is told what is wrong, each time."""
+    steps = Stepper.steps
+
+    def until_an_error(stepper, until=None):
+        yield from islice(steps(stepper, until), 300)
+        raise Divergence("syncer.1", 301, "effects", "", "", {})
+
+    monkeypatch.setattr(Stepper, "steps", until_an_error)
+    found = []
+    for _ in range(2):
+        with pytest.raises(Divergence):
+            found += run.merges()
+        with pytest.raises(Divergence):
+            run.merge(239)
+    assert found
 
 
 def test_each_learner_of_the_job_is_in_a_merge_or_absent_with_a_reason(run):
