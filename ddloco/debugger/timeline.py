@@ -209,19 +209,14 @@ def _delays(tapes: Iterable[Tape]) -> tuple[dict[str, list[float]], dict[tuple[s
 
 
 def receipt_of(event: dict[str, Any]) -> Receipt | None:
-    said = _converted(event)
-    if said is None:
+    if event.get("type") != "MessageArrived":
         return None
+    said = msgspec.convert(event, TimelineArrival)
     return Receipt(said.sender, (said.peer, said.lane, said.session), said.seq, said.clock)
-
-
-def _converted(event: dict[str, Any]) -> TimelineArrival | None:
-    arrived = event.get("type") == "MessageArrived"
-    return msgspec.convert(event, TimelineArrival) if arrived else None
 
 
 def _arrival(event: msgspec.Raw) -> TimelineArrival | None:
     try:
-        return _decode_arrival(event)  # This takes a tenth of the time.
+        return _decode_arrival(event)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _converted(msgpack.unpackb(event))
+        return None  # Any other event.
