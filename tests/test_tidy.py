@@ -412,7 +412,7 @@ LINES = {
     "ddloco": 140,
     "ddloco/api": 1920,
     "ddloco/cli": 3920,
-    "ddloco/debugger": 6440,
+    "ddloco/debugger": 6460,
     "ddloco/engines": 920,
     "ddloco/job": 3360,
     "ddloco/machines": 8480,
@@ -424,7 +424,7 @@ LINES = {
     "ddloco/stage": 11580,
     "ddloco/workers": 8260,
     "examples": 2240,
-    "replay": 1280,
+    "replay": 1300,
     "snapshot": 2920,
     "transport": 4320,
 }
