@@ -64,7 +64,8 @@ class Run:
 
     def __init__(self, path: Path | str, *, salvage: bool = False, trust: bool = False) -> None:
         self.path = Path(path)
-        self._recorded = open_run(path, salvage=salvage, trust=trust)
+        self._salvage, self._trust = salvage, trust
+        _ = self.recorded  # Tapes that cannot be read are reported now.
 
     def __repr__(self) -> str:
         tapes = self.recorded.tapes.values()
@@ -72,10 +73,10 @@ class Run:
         gaps = f", {len(self.gaps)} gaps" if self.gaps else ""
         return f"<run {self.recorded.path}: {len(tapes)} tapes, {events:,} events{gaps}>"
 
-    @property
+    @cached_property
     def recorded(self) -> RecordedRun:
         """The tapes, for the questions of the ``ddloco.debugger`` modules."""
-        return self._recorded
+        return open_run(self.path, salvage=self._salvage, trust=self._trust)
 
     @property
     def _training(self) -> RecordedJob:

@@ -319,8 +319,9 @@ def _joined(name: str, key: str) -> str:
 
 
 def _equal_fields(then: Any, now: Any) -> list[str]:
-    """The names of the fields that are equal and not empty, if they are few enough to read."""
-    names: tuple[str, ...] = then.__struct_fields__
+    """The names of the fields that are equal and not empty, if they are few enough to read; two of
+    different types have none in common."""
+    names: tuple[str, ...] = then.__struct_fields__ if type(then) is type(now) else ()
     fields = [each for each in names if each not in MEASURED | {"work", "t"}]
     found = [
         NAMES.get(each, each)

@@ -64,6 +64,9 @@ CASES = {
     "MESSAGE: the Pull message of syncer.1 to learner-0.1": differs(
         PULL, PULL.body, Pull(8, 2), "message"
     ),
+    "MESSAGE: the Pull message of syncer.1 to": differs(  # Another kind of message came.
+        PULL, PULL.body, ModelSaved(1, b"a"), "message"
+    ),
     "MESSAGE: the Pull message of syncer.1": differs(PULL, PULL, NEVER_SAID, "message"),
     "MESSAGE: the clock of the Pull message": differs(PULL, {"a.1": 1}, {"a.1": 2}, "message"),
     "MESSAGE: the payload of the Pull message": differs(

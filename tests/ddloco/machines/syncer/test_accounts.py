@@ -207,7 +207,7 @@ def test_a_learner_that_was_stopped_is_shown_so(simulate):
     assert abs(run.numbers.stopped_s - STOPPED_FOR) < 2.0
     assert clean.numbers.stopped_s == 0.0
     assert run.numbers.goodput < clean.numbers.goodput
-    number = run.merges_of("syncer.1")
+    number = run.history("syncer.1").merges()
     last = [merge.number for merge in number][-1]
     [status] = cluster_at(run, "syncer.1", last).syncers
     stopped = {each.learner: each.stopped_s for each in status.members if each.stopped_s}
