@@ -3,7 +3,7 @@
 #   docker build --tag ddloco .                                    learners on processors
 #   docker build --tag ddloco:cuda --build-arg JAX='jax[cuda12]' . learners on NVIDIA GPUs
 #
-# A task goes into an image of its own (FROM ddloco, COPY task.py /work/), or is mounted at /work.
+# A task goes into an image of its own (FROM ddloco, COPY task.py ./), or is mounted at /app.
 # The root may be read-only: a job writes to its run folder, to /tmp and to /dev/shm only. Messages
 # of fragments lie in /dev/shm if it has room for them (--shm-size=2g), in files of /tmp if not.
 FROM debian:12-slim AS build
@@ -17,9 +17,9 @@ ARG JAX=jax
 RUN apt-get update && apt-get install --yes --no-install-recommends python3-venv tini && rm -rf /var/lib/apt/lists/*
 COPY --from=build /wheels /wheels
 RUN python3 -m venv /opt/ddloco && /opt/ddloco/bin/pip install --no-cache-dir /wheels/*.whl "$JAX"
-RUN useradd --create-home --uid 1000 ddloco && mkdir /work && chown ddloco /work
+RUN useradd --create-home --uid 1000 ddloco && mkdir /app && chown ddloco /app
 ENV PATH=/opt/ddloco/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1
 USER ddloco
-WORKDIR /work
+WORKDIR /app
 ENTRYPOINT ["/usr/bin/tini", "--", "ddloco"]
 CMD ["--help"]

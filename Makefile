@@ -104,7 +104,7 @@ $(RELEASE)/.installed: Makefile
 	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'hatchling>=1.27' 'twine>=6' 'uv>=0.8'
 	@touch $@
 
-release: $(STAMP) $(RELEASE)/.installed  ## build what is published, and check it on every Python, by pip, uv and in a container (half an hour)
+release: $(RELEASE)/.installed  ## build what is published, and check it on every Python, by pip, uv and in a container (half an hour)
 	PATH="$(CURDIR)/$(RELEASE)/bin:$$PATH" $(RELEASE)/bin/python -m tests.release
 
 lock: pyproject.toml  ## pin the dependencies again (needs uv)

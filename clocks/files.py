@@ -9,6 +9,7 @@ end, so a process that can create files in a folder could block a command for ev
 import errno
 import fcntl
 import os
+import secrets
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -49,15 +50,24 @@ def replace_file(
     *,
     durable: bool = False,
     mode: int | None = None,
-    suffix: str = "partial",
+    suffix: str = "",
 ) -> None:
     """Create or replace a file atomically: its contents are written beside it, if ``durable`` to
-    the disk, and renamed. Processes that may do this at once need different suffixes.
+    the disk, and renamed. Several processes may do this at once.
+
+    Args:
+        path: the file.
+        contents: its bytes, in pieces.
+        durable: whether they are on the disk before the file has its name.
+        mode: its mode, if not that of new files.
+        suffix: of the name under which it is written. By default nobody else has that; with a
+            fixed one, for a large file of a single writer, what a writer that died has left is
+            replaced.
 
     Raises:
         OSError: it cannot be written; an existing file at ``path`` is unchanged.
     """
-    partial = path.with_name(f".{path.name}.{suffix}")
+    partial = path.with_name(f".{path.name}.{suffix or secrets.token_hex(8)}")
     partial.unlink(missing_ok=True)  # A writer that died left it.
     try:
         with partial.open("xb") as file:

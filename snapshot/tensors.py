@@ -28,7 +28,7 @@ def save_tensors(
     views = pack(tensors, metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        replace_file(path, views, durable=True)
+        replace_file(path, views, durable=True, suffix="partial")
     except OSError as error:
         raise OSError(error.errno, f"cannot be written: {error.strerror}", str(path)) from None
 

@@ -416,7 +416,7 @@ LINES = {
     "ddloco/engines": 920,
     "ddloco/job": 3360,
     "ddloco/machines": 8480,
-    "ddloco/monitoring": 1920,
+    "ddloco/monitoring": 1940,
     "ddloco/ray": 400,
     "ddloco/replayer": 3220,
     "ddloco/roles": 1240,

@@ -6,7 +6,6 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -17,7 +16,7 @@ from ddloco.cli.run_job import say_result
 from ddloco.job.config import Job, load_job
 from ddloco.job.job_folder import check_place, holds_job
 from ddloco.job.keys import with_keys
-from ddloco.monitoring.live_display import Board, follow_log, show_live
+from ddloco.monitoring.live_display import OF_NUMBERS, Board, follow_log, show_live
 from ddloco.roles.job_program import program_of
 from ddloco.roles.loss_log import LossLog
 from ddloco.roles.needs_note import note_needs
@@ -74,7 +73,7 @@ def syncer(given: argparse.Namespace) -> int:
         if lead and not given.with_parent:
             needs = partial(note_needs, job, warn=_warn)
             beside = partial(_show_job, job, leads), losses.run, needs
-            terms = replace(terms, beside=beside, listening=partial(_say_where, given.keys))
+            terms = replace(terms, beside=beside)
         fresh = given.fresh_learners or given.with_parent
         program = replace(program_of(job), fresh_learners=fresh)
         addresses = {name: given.bind, **({} if lead else {job.syncer_names()[0]: given.connect})}
@@ -183,9 +182,10 @@ async def _show_job(job: Job, leads: list[HostedActor], hosted: HostedActor) -> 
     await show_live(tail, Board(job, tells_who_comes=True), SafeConsole(), trio.Event())
 
 
-def _say_where(keys: Path | None, address: str) -> None:
-    look = quoted(["ddloco", "status", address, *(["--keys", keys] if keys else [])])
-    SafeConsole().print(f"listens on {address}; look with: {look}", soft_wrap=True, highlight=False)
+def _say_where(given: argparse.Namespace, address: str) -> None:
+    look = ["ddloco", "status", address, *(["--keys", given.keys] if given.keys else [])]
+    more = f"; look with: {quoted(look)}" if given.run == "syncer" else ""
+    SafeConsole().print(f"listens on {address}{more}", soft_wrap=True, highlight=False)
 
 
 def _warn(said: str) -> None:
@@ -194,15 +194,17 @@ def _warn(said: str) -> None:
 
 def _terms(given: argparse.Namespace) -> Terms:
     async def show(hosted: HostedActor) -> None:
-        await follow_log(hosted.folder, hosted.name, SafeConsole())
+        await follow_log(hosted.folder, hosted.name, SafeConsole(), OF_NUMBERS)
 
-    return Terms(
+    terms = Terms(
         with_parent=given.with_parent,
         snapshot=given.snapshot,
         patience_s=_patience(given),
         trust=given.trust,
-        beside=() if given.with_parent else (show,),
     )
+    if given.with_parent:  # Which shows all of it.
+        return terms
+    return replace(terms, beside=(show,), listening=partial(_say_where, given))
 
 
 def _checked_shard(job: Job, name: str, connect: str) -> str:

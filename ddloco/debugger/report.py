@@ -5,7 +5,6 @@ place as text, and the page's policy runs no other script."""
 import base64
 import hashlib
 import os
-import secrets
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -34,7 +33,7 @@ def write_report(run: RecordedRun, out: Path | None, other: RecordedRun | None =
     check_report_place(place)
     page = page_of(report_data(run, other))
     try:
-        replace_file(place, [page], mode=0o644, suffix=secrets.token_hex(8))
+        replace_file(place, [page], mode=0o644)
     except OSError as error:
         raise ConfigError(f"{place}: cannot be written: {error.strerror}") from None
     return place

@@ -4,10 +4,10 @@ It works alike for actors in this process and in others: it reads new lines of `
 the newest values, and draws them; without a terminal it prints plain lines.
 """
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import trio
@@ -136,6 +136,8 @@ class Board:
                 self.reached = max(self.reached, line["t"])
             case "result":
                 self.result, self.evaluating = line, False
+            case "recovered":
+                self.reached = max(self.reached, line["t"])
             case "joined":
                 self._state(line["learner"], "linked")
             case "lost":
@@ -174,8 +176,6 @@ class Board:
             case "fault":
                 lasts = f" for {line['for_s']:.1f} s" if line["for_s"] is not None else ""
                 self.troubles = [*self.troubles[-2:], f"{line['who']}: {line['what']}{lasts}"]
-            case _:
-                pass
 
     def _warn(self, said: str) -> None:
         self.troubles = [*self.troubles[-2:], said]
@@ -224,9 +224,9 @@ class Board:
 
     def line(self) -> str:
         losses = [view.loss for view in self.learners.values() if view.loss is not None]
-        loss = f"{fmean(losses):.3f}" if losses else "-"
-        found = {name: self._values(name) for name in self.names}
-        more = "".join(f"  {name} {fmean(values):.4g}" for name, values in found.items() if values)
+        loss = f"{_mean(losses):.3f}" if losses else "-"
+        found = {name: self._values(name) for name in self.metrics}
+        more = "".join(f"  {name} {_mean(values):.4g}" for name, values in found.items() if values)
         return (
             f"{self.progress()}  loss {loss}{more}  {self.inner_steps:,} inner steps  "
             f"{self.counts()}  goodput {goodput_in_words(self.numbers)}"
@@ -244,8 +244,8 @@ class Board:
         return draw_losses(curves, held_out, job.steps, title)
 
     @property
-    def names(self) -> list[str]:
-        """The task's own metrics that are shown."""
+    def metrics(self) -> list[str]:
+        """The names of the task's own metrics that are shown."""
         views = self.learners.values()
         return list(dict.fromkeys(name for view in views for name in view.metrics))[:COLUMNS_MAX]
 
@@ -255,7 +255,7 @@ class Board:
         return [value for value in found if value is not None]
 
     def tables(self) -> Group:
-        names = self.names
+        names = self.metrics
         columns = ("learner", "state", "step", "loss", "so far", *names, "tokens/s")
         learners = Table(*columns, expand=True)
         for name, view in self.learners.items():
@@ -320,17 +320,23 @@ async def _show_lines(board: Board, tail: LogTail, console: Console, done: trio.
             return
 
 
-UNSHOWN = (LOSSES, "needs", "traffic")
-"""Events of numbers only, which ``status`` and ``report`` show."""
+OF_NUMBERS = (LOSSES, "needs", "traffic")
+"""Events of a job's actors with nothing but numbers, which ``status`` and ``report`` show."""
 
-UNSAID = {"event", "actor", "at", "date", "ref", *Numbers.__struct_fields__} - {"live"}
+UNSAID = {"event", "actor", "at", "date", "ref"}
 """Fields that a line on the screen does without: the log has them."""
+
+NUMBERS = {*Numbers.__struct_fields__} - {"live"}
+"""The same of a line that has the job's numbers."""
 
 FREQUENT = ("step", "merge")
 """Events that occur many times a second; only the newest is shown, at intervals."""
 
 
-async def follow_log(folder: Path, actor: str, console: Console) -> None:
+async def follow_log(
+    folder: Path, actor: str, console: Console, unshown: Container[str] = (LOSSES,)
+) -> None:
+    """Print what an actor logs from now on, but for the events that are ``unshown``."""
     tail = LogTail(folder, from_end=True)
     newest: dict[str, Any] | None = None
     said_at = trio.current_time()
@@ -338,7 +344,7 @@ async def follow_log(folder: Path, actor: str, console: Console) -> None:
         for line in tail.new_lines():
             if line["actor"] == actor and line["event"] in FREQUENT:
                 newest = line
-            elif line["actor"] == actor and line["event"] not in UNSHOWN:
+            elif line["actor"] == actor and line["event"] not in unshown:
                 _say(console, line)
         if newest is not None and trio.current_time() - said_at >= PLAIN_LINE_S:
             _say(console, newest)
@@ -348,9 +354,14 @@ async def follow_log(folder: Path, actor: str, console: Console) -> None:
 
 def _say(console: Console, line: dict[str, Any]) -> None:
     """Print one line of the log in readable form."""
-    fields = [f"{key} {_in_words(value)}" for key, value in line.items() if key not in UNSAID]
+    unsaid = UNSAID | NUMBERS if "computing_s" in line else UNSAID
+    fields = [f"{key} {_in_words(value)}" for key, value in line.items() if key not in unsaid]
     text = f"{line['at']:8.1f} s  {line['actor']}  {line['event']}  {', '.join(fields)}"
     console.print(text, soft_wrap=True, highlight=False)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _in_words(value: Any) -> str:

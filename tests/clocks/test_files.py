@@ -67,7 +67,7 @@ def test_a_file_is_replaced_whole(tmp_path):
     path = tmp_path / "a"
     (tmp_path / ".a.partial").write_bytes(b"half")
 
-    replace_file(path, [b"one ", memoryview(b"two")], durable=True, mode=0o640)
+    replace_file(path, [b"one ", memoryview(b"two")], durable=True, mode=0o640, suffix="partial")
 
     assert [path] == list(tmp_path.iterdir())
     assert path.read_bytes() == b"one two"
@@ -87,3 +87,18 @@ def test_what_cannot_be_written_changes_nothing(tmp_path, monkeypatch):
 
     assert [path] == list(tmp_path.iterdir())
     assert path.read_bytes() == b"old"
+
+
+def test_several_may_replace_a_file_at_once(tmp_path):
+    """As processes that share a folder do when they start: each writes all of it, and the last one
+    that is done wins."""
+    path = tmp_path / "address"
+
+    def slowly():
+        yield b"first"
+        replace_file(path, [b"second"])
+        assert path.read_bytes() == b"second"
+
+    replace_file(path, slowly())
+    assert path.read_bytes() == b"first"
+    assert [path] == list(tmp_path.iterdir())

@@ -28,7 +28,7 @@ CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE")
 """Variables with which this machine reaches package indexes, where it has such: they are set while
 the lines of ``RUN`` are executed, and are not part of the image."""
 
-WRITABLE = ("tmp", "work", "dev/shm")
+WRITABLE = ("tmp", "app", "dev/shm")
 """What a job may write to where the root is sealed."""
 
 

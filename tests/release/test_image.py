@@ -28,7 +28,7 @@ def test_it_is_started_as_nobody_special():
     last = dict(image.instructions(TEXT))
     assert json.loads(last["ENTRYPOINT"]) == ["/usr/bin/tini", "--", "ddloco"]
     assert last["USER"] != "root"
-    assert last["WORKDIR"] == "/work"
+    assert last["WORKDIR"] == "/app"
 
 
 def test_what_is_copied_leaves_out_what_is_made():

@@ -190,5 +190,4 @@ def _write_secret(path: Path, name: str, secret: str) -> None:
 
 def _write_public(folder: Path, public: dict[str, str]) -> None:
     text = PUBLIC_HEAD + tomli_w.dumps({"public": public})
-    suffix = str(os.getpid())
-    replace_file(folder / PUBLIC_FILE, [text.encode()], mode=0o644, suffix=suffix)
+    replace_file(folder / PUBLIC_FILE, [text.encode()], mode=0o644)

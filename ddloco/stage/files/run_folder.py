@@ -91,7 +91,7 @@ def open_folder(folder: Path, job: Plain, *, overwrite: bool = False, join: bool
         if not (join and (folder / JOB_FILE).exists()):
             # Atomically, because the job's other actors read it while they start.
             text = tomli_w.dumps(job.as_plain())
-            replace_file(folder / JOB_FILE, [text.encode()], suffix=str(os.getpid()))
+            replace_file(folder / JOB_FILE, [text.encode()])
         leave_mark(folder, job.as_plain())
     except OSError as error:
         raise refused(str(folder), error) from None

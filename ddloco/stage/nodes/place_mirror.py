@@ -214,4 +214,4 @@ def _read(place: Place, name: str) -> bytes | None:
 
 def _replace(path: Path, contents: Iterable[bytes]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, contents)
+    replace_file(path, contents, suffix="partial")

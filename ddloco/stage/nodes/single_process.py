@@ -107,8 +107,8 @@ class Cluster(Generic[P]):
                 if self.asked:  # Before there was an actor to ask.
                     self.request_stop("asked to stop before it began")
                 async with trio.open_nursery() as nursery:
-                    lead = next(iter(self._hosted.values()))
-                    nursery.start_soon(lead.aside, give_back_spare)
+                    first = next(iter(self._hosted.values()))
+                    nursery.start_soon(first.aside, give_back_spare)
                     begin = partial(nursery.start_soon, beside) if beside is not None else _nothing
                     async with trio.open_nursery() as actors:
                         for hosted in list(self._hosted.values()):

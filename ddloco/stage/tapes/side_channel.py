@@ -9,9 +9,9 @@ import trio
 from transport import Arrival, Endpoint
 from transport.endpoint import Buffer, Deliver, EndpointStatistics, SharedFiles
 
-EARLY_MAX = 8192
-"""Arrivals queued for a driver that has not started, of all routes: two for each of 1,024 learners'
-lanes, and observers' requests. Others are dropped; peers repeat their handshakes."""
+EARLY_ROUTES_MAX = 4096
+"""Routes of which arrivals are queued for a driver that has not started: the lanes of 1,024
+learners, and observers. Those of others are dropped; peers repeat their handshakes."""
 
 EARLY_EACH_MAX = 2
 """Of each route the newest are kept. A peer that goes on in a session of before must get an answer,
@@ -61,7 +61,7 @@ class SideChannel:
 
         async def keep(arrival: Arrival) -> None:
             await trio.lowlevel.checkpoint()
-            if arrival.route in self._early or len(self._early) < EARLY_MAX // EARLY_EACH_MAX:
+            if arrival.route in self._early or len(self._early) < EARLY_ROUTES_MAX:
                 self._early.setdefault(arrival.route, deque(maxlen=EARLY_EACH_MAX)).append(arrival)
 
         await self._receive(keep)

@@ -1,6 +1,7 @@
 """What a person reads of a difference: each kind in a sentence, with the values that differ."""
 
 import pytest
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ddloco.debugger.divergence_screen import CAUSES, explained, screen
@@ -140,3 +141,16 @@ def test_a_step_that_the_machine_got_wrong_is_said():
     then = replace(STEP, corrupt="loss on cpu 0 of host")
     found = result(then, replace(then, loss=0.26), hint="the run itself found that step 9 had two")
     assert "cause: the run itself found" in "\n".join(screen(Report(divergences=[found]), "run"))
+
+
+WHOLES = [case for case in CASES.values() if isinstance(case.values[0], Struct)]
+
+
+@pytest.mark.parametrize("other", [case.values[0] for case in WHOLES], ids=repr)
+def test_whatever_came_in_its_place_is_told(other):
+    """A result, a message or a body of any kind in place of any other one."""
+    for case in WHOLES:
+        instead = differs(case.happened, case.values[0], other, case.aspect)
+        lines = screen(Report(divergences=[instead], dependent=[]), "runs/first")
+        assert lines[0].startswith("DIFFERENT ")
+        assert max(map(len, lines)) <= 80

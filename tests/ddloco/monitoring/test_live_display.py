@@ -7,7 +7,7 @@ import trio
 from rich.console import Console
 
 from ddloco.job.config import job_from
-from ddloco.monitoring.live_display import Board, show_live
+from ddloco.monitoring.live_display import OF_NUMBERS, Board, follow_log, show_live
 from ddloco.stage.process.log_tail import LogTail
 
 JOB = job_from({"job": {"task": "x:y", "steps": 100, "learners": 2}}, "test")
@@ -61,6 +61,40 @@ def test_the_task_s_own_metrics_are_on_the_line():
     board.take({**step(0, 1, 1.0), "metrics": {"accuracy": 0.5, "none": None}})
     board.take({**step(1, 1, 1.0), "metrics": {"accuracy": 0.75, "none": None}})
     assert "loss 2.500  accuracy 0.625  2 inner steps" in board.line()
+
+
+def test_a_syncer_that_goes_on_is_not_at_the_beginning():
+    """It says from which global step it goes on before it merges again."""
+    board = Board(JOB)
+    board.take({"event": "recovered", "actor": "syncer", "t": 40, "fragments": 2})
+    assert board.line().startswith("global step 40/100  ")
+
+
+async def test_a_line_of_a_log_has_what_people_read(tmp_path, autojump_clock):
+    """Neither dates nor the job's numbers, nor events that are nothing else; an actor of one's own
+    may give its events and fields those names."""
+    of_job = {"computing_s": 1.23456789, "goodput": 0.5, "live": 2, "date": "today"}
+    told = [
+        {"event": "joined", "learner": "learner-0.1", **of_job},
+        {"event": "traffic", "sent_bytes": 3},
+        {"event": "mine", "goodput": 0.123456, "of": ["a", "b"]},
+    ]
+    log, shown = tmp_path / "log.jsonl", {}
+    for unshown in (OF_NUMBERS, ()):
+        log.write_text("")
+        console = Console(record=True, force_terminal=False, width=200, file=io.StringIO())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow_log, tmp_path, "a", console, unshown)
+            await trio.sleep(0.1)
+            lines = [json.dumps({**each, "actor": "a", "at": 1.0}) + "\n" for each in told]
+            log.write_text("".join(lines))
+            await trio.sleep(1.0)
+            nursery.cancel_scope.cancel()
+        shown[unshown] = [line.strip() for line in console.export_text().splitlines()]
+    joined, mine = shown[OF_NUMBERS]
+    assert joined == "1.0 s  a  joined  learner learner-0.1, live 2"
+    assert mine == "1.0 s  a  mine  goodput 0.1235, of a b"
+    assert shown[()] == [joined, "1.0 s  a  traffic  sent_bytes 3", mine]
 
 
 def test_last_merges_are_not_steps():
