@@ -20,8 +20,10 @@ UNOPTIMIZED = "--xla_backend_optimization_level=0"
 
 
 def pytest_configure(config):
-    """Have XLA compile quickly, and Ctrl-C interrupt what the tests start: a shell has its
+    """Have XLA compile quickly, tables be as wide as in files (a tester beside others has the
+    columns of a terminal), and Ctrl-C interrupt what the tests start: a shell has its
     background jobs ignore it, and every process inherits that."""
+    os.environ.pop("COLUMNS", None)
     if config.option.markexpr == "not slow":
         os.environ.setdefault("XLA_FLAGS", UNOPTIMIZED)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -41,9 +41,8 @@ def recorded(tmp_path_factory):
 
 
 @pytest.fixture
-def call(capsys, recorded, monkeypatch):
+def call(capsys, recorded):
     """Calls the command for the run: its exit code, and what it said."""
-    monkeypatch.delenv("COLUMNS", raising=False)  # Testers beside each other have one.
 
     def called(line=""):
         given = parser().parse_args(["simulate", str(recorded), *shlex.split(line)])

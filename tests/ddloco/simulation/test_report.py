@@ -50,9 +50,8 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def call(capsys, monkeypatch):
+def call(capsys):
     """Calls the command in this process: its exit code, and what it said."""
-    monkeypatch.delenv("COLUMNS", raising=False)  # Testers beside each other have one.
 
     def called(line):
         code = simulate(parser().parse_args(["simulate", *shlex.split(line), "--jobs", "1"]))
