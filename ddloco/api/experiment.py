@@ -13,13 +13,15 @@ rule: the case is run with each of its values and each of some other seeds, in c
 *trials*, and its own seeds are run with the value whose mean held-out loss was lowest.
 """
 
+import hashlib
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from statistics import fmean
@@ -33,11 +35,27 @@ from msgspec.structs import replace
 from ddloco.debugger.recorded_job import open_job
 from ddloco.debugger.report_data import report_data
 from ddloco.job.config import Job, job_from, override, with_overrides
+from ddloco.job.protocol.tape_facts import SEMANTICS
 from ddloco.stage.files.faults import LARGE, Whole
 from ddloco.stage.files.run_folder import LOG_FILE
 from ddloco.stage.files.toml import ConfigError, Section, convert, read_toml
 from ddloco.stage.files.trust import job_digest
-from ddloco.workers.run_identity import RunIdentity, identity_now, identity_of
+from ddloco.stage.process.code_version import own_version
+from ddloco.stage.process.run_identity import (
+    DDLOCO,
+    FILE,
+    GONE,
+    READ,
+    SOURCE,
+    changes,
+    file_digest,
+    said_of_sources,
+    said_of_variable,
+    sources_in,
+    versions_here,
+)  # fmt: skip
+from ddloco.workers.environment import worker_environment
+from ddloco.workers.task import TaskError, task_digests
 
 ENVIRONMENT = ("work", "network", "lending", "chips")
 """The tables of a scenario that say what machines and lines are like in virtual time."""
@@ -145,7 +163,7 @@ class CellResult(Struct, frozen=True):
         down: payload bytes that were sent to them.
         seconds: the time of the job, virtual or real.
         took_s: the time that the cell took on this machine, in seconds.
-        identity: what decides it: with another one it is run again.
+        identity: what decides it (see ``run_identity``): with another one it is run again.
         tuned: the value that it had of the key that is tuned, if its case is.
     """
 
@@ -159,7 +177,7 @@ class CellResult(Struct, frozen=True):
     down: int
     seconds: float
     took_s: float
-    identity: RunIdentity | None = None
+    identity: dict[str, str] = {}
     tuned: int | float | None = None
 
 
@@ -179,12 +197,11 @@ class Cell(Struct, frozen=True):
             found = msgspec.json.decode(data, type=CellResult)
         except (FileNotFoundError, msgspec.DecodeError):
             return None, []
-        if found.identity is None:
+        if not found.identity:
             return None, ["what it was run with, which it does not say"]
-        task = experiment.plain[self.case]["job"]["task"]
-        now = identity_now(found.identity, task, settings_digest(experiment, self))
-        changes = found.identity.changes(now)
-        return (None if changes else found), changes
+        now = identity_now(found.identity, experiment, self)
+        changed = [str(each) for each in changes(found.identity, now)]
+        return (None if changed else found), changed
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -294,10 +311,43 @@ def run_cell(experiment: Experiment, cell: Cell) -> CellResult:
         values = json.loads(_ddloco(cell, *simulate))["cases"][0]["values"]
         _ddloco(cell, *train, "--schedule", str(schedule))
     result = _result_of(cell, run, values, time.monotonic() - begun)
-    identity = identity_of(run, settings_digest(experiment, cell))
-    result = replace(result, identity=identity, tuned=cell.tuned)
+    result = replace(result, identity=_identity_of(experiment, cell, run), tuned=cell.tuned)
     (folder / RESULT_FILE).write_bytes(msgspec.json.encode(result))
     return result
+
+
+def _identity_of(experiment: Experiment, cell: Cell, run: Path) -> dict[str, str]:
+    """The identity of a cell's run, by its tapes, with what its learners have read."""
+    job, found = open_job(run), dict[str, str]()
+    for learner in job.learners:
+        found |= job.identity(learner)
+    return found | _own_identity(experiment, cell)
+
+
+def _own_identity(experiment: Experiment, cell: Cell) -> dict[str, str]:
+    """What an experiment compares in place of the version of each source file of ddloco."""
+    behaviour = hashlib.sha256("\n".join(SEMANTICS).encode()).hexdigest()
+    found = {"the digest of its settings": settings_digest(experiment, cell)}
+    return found | {DDLOCO: own_version(), "the digest of its behaviour": behaviour}
+
+
+def identity_now(then: Mapping[str, str], experiment: Experiment, cell: Cell) -> dict[str, str]:
+    """Return the identity that a cell would have, if it were run now: with the source files,
+    versions, variables and data files of now, and the device of then."""
+    job = _job_of(_plain_of(experiment, cell), cell.case)
+    try:
+        sources = task_digests(job.job.task)
+    except TaskError:
+        sources = dict.fromkeys(sources_in(then), GONE)
+    env = worker_environment(os.environ, job.worker)
+    now = {key: value for key, value in then.items() if not key.startswith(SOURCE)}
+    now |= said_of_sources(sources) | {k: v for k, v in versions_here().items() if k in then}
+    for key in then:
+        if key.startswith(FILE):
+            now[key] = file_digest(Path(key.removeprefix(FILE)))
+        elif key.startswith(READ):
+            now[key] = said_of_variable(env.get(key.removeprefix(READ)))
+    return now | _own_identity(experiment, cell)
 
 
 def settings_digest(experiment: Experiment, cell: Cell) -> str:

@@ -1,10 +1,12 @@
 """The results of an experiment as a table: a row for each case, with means and deviations."""
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 from ddloco.api.experiment import CellResult, Experiment, TuneTable
+from ddloco.stage.process.run_identity import DDLOCO, FILE, PACKAGES, shown, sources_in
 
 NOISE_ERRORS = 2.0
 """A difference of fewer standard errors than this is called none."""
@@ -108,8 +110,20 @@ def case_table(experiment: Experiment, results: Sequence[CellResult]) -> list[st
 def said_of_identity(results: Sequence[CellResult]) -> list[str]:
     """Return as lines of Markdown what decides the results beside their settings: one list item for
     all of them, or several if the task or a version was changed while they ran."""
-    said = dict.fromkeys(each.identity.said for each in results if each.identity is not None)
+    said = dict.fromkeys(_said(each.identity) for each in results if each.identity)
     return ["", *(f"* {each}" for each in said)]
+
+
+def _said(identity: Mapping[str, str]) -> str:
+    sources = hashlib.sha256("".join(sources_in(identity).values()).encode()).hexdigest()
+    versions = [
+        f"{name} {identity[name]}" for name in (DDLOCO, "python", *PACKAGES) if name in identity
+    ]
+    files = [
+        f"{k.removeprefix(FILE)} {shown(v)}" for k, v in identity.items() if k.startswith(FILE)
+    ]
+    data = f"data files {', '.join(files)}" if files else "no data file is known"
+    return f"task sources {shown(sources)}, {', '.join(versions)}; {data}"
 
 
 def _tuned(tune: TuneTable, row: CaseRow) -> str:

@@ -29,7 +29,7 @@ from ddloco.stage.process.best_effort import BestEffort
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import pinned_file
 from ddloco.stage.process.log_tail import LogTail
-from ddloco.workers.task import check_task_name, task_digest
+from ddloco.workers.task import check_task_name, task_digests
 from ddloco.workers.task_sources import keep_sources
 
 RUNS = Path("runs")
@@ -84,7 +84,7 @@ def pinned_text(job: Job, folder: Path) -> str:
 def folder_for(job: Job, folder: Path | None, module: str = "") -> Path:
     """Check what can be checked before there is a run folder; returns its path."""
     if not module:
-        task_digest(job.job.task)
+        task_digests(job.job.task)
         check_task_name(job.job.task)
     check_place(job)
     return folder or next_folder(RUNS, job.job.name)
@@ -113,7 +113,7 @@ def prepare_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
     open_folder(folder, job, overwrite=terms.overwrite)
     if terms.module:
         keep_sources(folder, {f"{job.job.task.partition(':')[0]}.py": terms.module})
-        task_digest(job.job.task, folder)
+        task_digests(job.job.task, folder)
     program = continuing(JobProgram(job), start_point)
     if terms.processes:
         return Processes(program, folder)

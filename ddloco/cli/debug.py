@@ -25,8 +25,8 @@ from ddloco.stage.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import NamedError, in_one_line
 from ddloco.stage.process.process_pool import ProcessLostError
+from ddloco.stage.process.run_identity import identity_here
 from ddloco.stage.process.terminal import one_line, quoted
-from ddloco.workers.run_identity import versions_here
 from replay import Divergence, TapeError
 from snapshot import SnapshotError, StorageError
 
@@ -171,7 +171,7 @@ def bundle(given: argparse.Namespace) -> int:
     except (TapeError, ConfigError) as error:
         return complain(error)
     print(f"{folder}: a run of {one_line(about.job)}")
-    for difference in about.differences(versions_here()):
+    for difference in about.differences(identity_here({})):
         print(f"differs from the recording: {one_line(difference)}")
     if about.task and (folder / SOURCE).is_dir():
         print(f"its task is {about.task}; read {folder / SOURCE} before you let it run")

@@ -42,7 +42,7 @@ from ddloco.workers.layout import tensors_of
 from ddloco.workers.merge_kernel import CompiledKernel, merge_kernel
 from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError, open_worker
 from ddloco.workers.quantization_kernel import CompiledQuantizer, quantizer
-from ddloco.workers.task import TaskError, task_digest
+from ddloco.workers.task import TaskError, task_digests
 from ddloco.workers.task_sources import kept_modules
 
 PYTHON_MIN = (3, 11)
@@ -323,7 +323,7 @@ def shared(need: int, folder: Path) -> Checked:
 
 def of_task(job: Job, file: Path, lines: NetworkRates) -> Iterator[Checked]:
     try:
-        task_digest(job.job.task, file.parent)
+        task_digests(job.job.task, file.parent)
         tried = trio.run(_try, job, file)
     except (TaskError, WorkerRequestError, ConfigError) as error:
         remedy = "correct the task; its traceback, if it raised, is above"

@@ -24,7 +24,7 @@ from ddloco.job.protocol.status import Numbers
 from ddloco.machines.syncer.shutdown import DIVERGED
 from ddloco.monitoring.metrics import Sink, metrics_in_words
 from ddloco.monitoring.status_view import interval_in_words
-from ddloco.stage.actors.observations import DISREGARDED, SNAPSHOTS_FAILED, UNUSED
+from ddloco.stage.actors.observations import DISREGARDED, NOT_EVALUATED, SNAPSHOTS_FAILED, UNUSED
 from ddloco.stage.files.run_folder import JOB_FILE, LOSS_FILE, SNAPSHOTS, TAPES
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.files.trust import is_ours
@@ -32,7 +32,7 @@ from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.signals import stop_on_signal
-from ddloco.stage.process.terminal import quoted
+from ddloco.stage.process.terminal import one_line, quoted
 from ddloco.workers.executor import MODEL_FILE, WorkerRequestError
 from ddloco.workers.process import WorkerDiedError
 from ddloco.workers.task import TaskError
@@ -158,6 +158,8 @@ def say_result(folder: Path, job: Job, result: dict[str, Any], say: Callable[[st
     """Say what a job came to, and how to go on with it."""
     loss = result["held_out_loss"]
     scored = f"held-out loss {loss:.4f}" if loss is not None else "held-out loss unknown"
+    if reason := result.get(NOT_EVALUATED):
+        say(f"the model could not be evaluated: {one_line(reason)}")
     if result["status"] == DIVERGED:
         scored = "held-out loss not finite"
     more = metrics_in_words(result.get("metrics") or {})

@@ -45,7 +45,7 @@ from ddloco.stage.process.malloc import keep_freed_memory
 from ddloco.stage.process.terminal import quoted
 from ddloco.workers.fork_protocol import Rank
 from ddloco.workers.ranks import rank_of
-from ddloco.workers.task import TaskError, check_task_name, task_digest
+from ddloco.workers.task import TaskError, check_task_name, task_digests
 from snapshot import SnapshotError, StorageError, open_place
 
 PATIENCE_S_MAX = 366 * 86_400
@@ -252,7 +252,7 @@ def _serve(
         if isinstance(found, Finish):
             return _concluded(given, found)
         job = with_keys(found, given.keys)
-        task_digest(job.job.task, given.folder)
+        task_digests(job.job.task, given.folder)
         check_task_name(job.job.task)
         check_place(job)
         again = holds_job(given.folder, job)  # The same command was given before.

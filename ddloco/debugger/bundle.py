@@ -35,7 +35,7 @@ from ddloco.stage.files.run_folder import (
     remove_unused,
 )
 from ddloco.stage.files.toml import ConfigError
-from ddloco.stage.process.code_version import code_version
+from ddloco.stage.process.run_identity import DDLOCO, changes
 
 SUFFIX = ".ddloco.tar.gz"
 """How the name of a bundle ends."""
@@ -92,14 +92,8 @@ class BundleAbout(Struct, frozen=True, forbid_unknown_fields=True):
 
     def differences(self, here: Mapping[str, str]) -> list[str]:
         """Return, in words, what a replay wants and what is here instead."""
-        found = [
-            f"{key}: recorded with {then}, here is {here[key]}"
-            for key, then in sorted(self.fingerprint.items())
-            if key in here and here[key] != then
-        ]
-        if self.code != code_version():
-            found.insert(0, f"ddloco: recorded with {self.code}, here is {code_version()}")
-        return found
+        then = {DDLOCO: self.code, **self.fingerprint}
+        return [str(each) for each in changes(then, here, shared=True)]
 
 
 def write_bundle(run: Path, to: Path, *, redact: bool = False) -> BundleAbout:

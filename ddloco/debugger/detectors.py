@@ -19,7 +19,7 @@ from ddloco.debugger.wording import listed
 from ddloco.job.protocol.tape_facts import is_simulated
 from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
 from ddloco.monitoring.status_view import seconds
-from replay import tape
+from ddloco.stage.process.run_identity import FILE, UNSET, known_as, shown
 
 STEPS_MIN = 8
 """With fewer steps, or merges, of a learner there is no pattern."""
@@ -169,22 +169,24 @@ def _still_of(run: RecordedJob, learner: str, tensors: int) -> list[float]:
 
 
 def _settings(run: RecordedJob) -> Iterator[Found]:
-    """Variables and versions in which the learners of one job differ."""
-    there = {who: each.header for who, each in run.tapes.items() if who in run.learners}
-    said = {who: {"program": each.code, **_software(each)} for who, each in there.items()}
+    """Versions, variables, source files, and files of one name, in which the learners of one job
+    differ. Each may have files of its own."""
+    said = {who: _software(run.identity(who)) for who in run.learners if who in run.tapes}
     for key in sorted({key for each in said.values() for key in each}):
-        values = {who: each.get(key, "not set") for who, each in said.items()}
+        theirs = {who: each.get(key, UNSET) for who, each in said.items()}
+        values = {who: v for who, v in theirs.items() if v != UNSET or not key.startswith(FILE)}
         if len({*values.values()}) > 1:
             usual, _ = Counter(values.values()).most_common(1)[0]
             apart = [who for who, value in values.items() if value != usual]
-            which = f"{', '.join(apart)}: {key} is {values[apart[0]]}; of the others {usual}"
+            one, others = shown(values[apart[0]]), shown(usual)
+            which = f"{', '.join(apart)}: {known_as(key)} is {one}; of the others {others}"
             yield Found("settings", (which,), apart[0] if len(apart) == 1 else "")
 
 
-def _software(header: tape.TapeHeader) -> dict[str, str]:
-    """What of a fingerprint a person sets: machines of one job may well be of several kinds."""
+def _software(identity: dict[str, str]) -> dict[str, str]:
+    """What of an identity a person sets: machines of one job may well be of several kinds."""
     hardware = {"cpu", "device", "devices"}
-    return {key: value for key, value in header.fingerprint.items() if key not in hardware}
+    return {key: value for key, value in identity.items() if key not in hardware}
 
 
 def _held_out(run: RecordedJob) -> Iterator[Found]:

@@ -53,6 +53,13 @@ class RecordedJob(RecordedRun):
         """Return all settings, also those that say nothing and are left out of tapes."""
         return named_settings(to_builtins(self.job))
 
+    def identity(self, incarnation: str) -> dict[str, str]:
+        """Return an actor's identity, with what its task has read while it trained."""
+        found = super().identity(incarnation)
+        for _, step in self.finished(incarnation):
+            found |= step.reads
+        return found
+
     @cached_property
     def syncers(self) -> list[str]:
         names = self.job.syncer_names()

@@ -18,6 +18,7 @@ from ddloco.roles.job_program import JobProgram
 from ddloco.stage.actors.actor import Actor, new_actor
 from ddloco.stage.driver.resume import StartPoint
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.run_identity import identity_of
 from ddloco.stage.programs.program import LoadedProgram
 from replay import Step, Stepper, Tape, TapeError, tape
 
@@ -51,6 +52,10 @@ class RecordedRun:
     def settings(self) -> dict[str, Any]:
         """Return the settings by their names, such as ``sync.quorum`` or ``options.trainers``."""
         return named_settings(self.program.as_plain())
+
+    def identity(self, incarnation: str) -> dict[str, str]:
+        """Return what decides what an actor computes, as far as it is known: ``run_identity``."""
+        return identity_of(self.tapes[incarnation].header)
 
     def preface(self) -> list[str]:
         """Return what people must know before any answer: gaps, and where the tapes begin."""

@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -15,12 +15,11 @@ from ddloco.debugger.merge_processes import merges_in
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.wording import LISTED_MAX, listed
-from ddloco.job.protocol.tape_facts import TASK
 from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
 from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.what_if import change_of
 from ddloco.stage.files.toml import ConfigError
-from ddloco.stage.programs.program import SOURCE
+from ddloco.stage.process.run_identity import DDLOCO, SOURCE, changes
 from ddloco.workers.task_sources import changed_lines, kept_sources
 
 Class = Literal["data", "arithmetic", "timing", "code", "environment", "configuration"]
@@ -376,38 +375,28 @@ def _only(one: Alignment, other: Alignment, where: str) -> Iterator[str]:
 
 
 def _recorded(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:
-    """Compare headers: settings, versions of code, source of the task, environment."""
+    """Compare settings and identities: versions of code, sources, environment, files."""
     yield from _settings(one, other)
-    yield from _changed_sources(one, other)
-    mine = {actor_of(name): each.header for name, each in one.tapes.items()}
-    theirs = {actor_of(name): each.header for name, each in other.tapes.items()}
+    lines = [*_changed_sources(one, other)]
+    yield from lines
+    mine, theirs = ({actor_of(name): name for name in run.tapes} for run in (one, other))
     seen: set[str] = set()
     for actor in sorted(mine.keys() & theirs.keys()):
-        a, b = mine[actor], theirs[actor]
-        code = {
-            "program": (a.code, b.code),
-            "task source": _pair(a.facts, b.facts, TASK),
-            "program source": _pair(a.facts, b.facts, SOURCE),
-        }
-        for name, (x, y) in code.items():
-            if x != y and name not in seen:
-                seen.add(name)
-                yield "code", f"code: {name} {x} and {y}"
-        for name in sorted({*a.fingerprint, *b.fingerprint}):
-            x, y = _pair(a.fingerprint, b.fingerprint, name)
-            if x != y and name not in seen:
-                seen.add(name)
-                yield "environment", f"environment: {name} {x} and {y}, of {actor}"
+        for each in changes(one.identity(mine[actor]), other.identity(theirs[actor])):
+            if each.key in seen or (lines and each.key.startswith(SOURCE)):
+                continue
+            seen.add(each.key)
+            if each.key == DDLOCO or each.key.startswith(SOURCE):
+                yield "code", f"code: {each.what} {each.then} and {each.now}"
+            else:
+                said = f"{each.what} {each.then} and {each.now}, of {actor}"
+                yield "environment", f"environment: {said}"
 
 
 def _changed_sources(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:
     mine, theirs = (kept_sources(run_folder_of(run.path)) for run in (one, other))
     for line in changed_lines(mine, theirs):
         yield "code", f"task source: {line}"
-
-
-def _pair(one: Mapping[str, str], other: Mapping[str, str], key: str) -> tuple[str, str]:
-    return one.get(key, "not set"), other.get(key, "not set")
 
 
 def _settings(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:

@@ -1,6 +1,6 @@
 """Compares the events of a tape with what happens again: messages, results of work, snapshots."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, final
 
@@ -22,7 +22,6 @@ from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import Captured, Restored, WorkFailed, WorkResult
 from ddloco.stage.driver.resume import Start, passed
-from ddloco.workers.environment import READ, UNSET
 from replay import Divergence, Player, event_line, tape
 from transport import GREETINGS, Marker, MessageArrived, Payload
 
@@ -204,9 +203,9 @@ async def open_comparison(
         yield TapeRunner(state, actor, player, comparer, pending)
 
 
-MEASURED = frozenset({"data_s", "compiling_s", "corrupt"})
+MEASURED = frozenset({"data_s", "compiling_s", "corrupt", "reads"})
 """Fields of results that say how long something took, or that a machine computed wrongly, which no
-replay repeats."""
+replay repeats; and what a task has read, which is told as a difference of identity."""
 
 
 def difference_of(recorded: Any, found: Any) -> Difference | None:
@@ -228,17 +227,3 @@ def _arrives_as(body: Any, said: Any) -> bool:
     if body == said:
         return True
     return same(body, msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=type(said)))
-
-
-def changed_facts(name: str, then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    return [
-        f"{name}: {_known_as(key)} was {then.get(key, UNSET)}, is {now.get(key, UNSET)}"
-        for key in sorted({*then, *now})
-        if then.get(key) != now.get(key)
-    ]
-
-
-def _known_as(key: str) -> str:
-    if key.startswith(READ):
-        return f"the variable {key.removeprefix(READ)}, which the task reads,"
-    return key

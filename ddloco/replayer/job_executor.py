@@ -1,6 +1,6 @@
 """Does the work of a learner or a syncer again, with its JAX worker or as the simulator did it."""
 
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,12 +34,13 @@ from ddloco.stage.actors.events import WorkResult
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.arrays.shared_memory import SharedMemory
 from ddloco.stage.driver.snapshot_sink import DigestSink
+from ddloco.stage.process.run_identity import changes
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.process import WorkerRequestError, open_worker
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
-from ddloco.workers.task import TaskError, task_digest
+from ddloco.workers.task import TaskError, task_digests
 from ddloco.workers.task_sources import kept_modules
 from replay import Tape
 
@@ -54,10 +55,13 @@ class JobExecutor:
     history: FragmentHistory
     change: WhatIf | None
     report: Report
+    warn: Callable[[str], None] = lambda _: None
     _knows_state: bool = field(default=True, init=False)
     """Whether the worker has the parameters and moments that it had in the run."""
     _merges: list[trio.Event] = field(default_factory=list[trio.Event], init=False)
     _fragments: dict[int, int] = field(default_factory=dict[int, int], init=False)
+    _read_then: dict[str, str] = field(default_factory=dict[str, str], init=False)
+    _read_now: dict[str, str] = field(default_factory=dict[str, str], init=False)
 
     def begin(self, work: Work) -> Awaitable[WorkResult] | None:
         """Begin a piece of work; None if something that it reads is missing."""
@@ -148,6 +152,8 @@ class JobExecutor:
         return found.kept
 
     def difference(self, recorded: WorkResult, found: WorkResult) -> Difference | None:
+        if isinstance(recorded, StepFinished) and isinstance(found, StepFinished):
+            self._compare_reads(recorded.reads, found.reads)
         difference = difference_of(recorded, found)
         if difference is not None:
             return self._explained(recorded, found, difference)
@@ -155,6 +161,15 @@ class JobExecutor:
         if isinstance(self.executor, SimulatedWorkExecutor):
             self.executor.settle(recorded)
         return None
+
+    def _compare_reads(self, then: Mapping[str, str], now: Mapping[str, str]) -> None:
+        """Name what the task reads and is another one here. A batch may be drawn ahead, so a replay
+        may read something a step earlier or later."""
+        self._read_then.update(then)
+        self._read_now.update(now)
+        if then or now:
+            for change in changes(self._read_then, self._read_now, shared=True):
+                self.warn(f"{self.started.incarnation}: {change}")
 
     def _explained(self, recorded: Any, found: Any, difference: Difference) -> Difference:
         """Tell data from arithmetic: a step has the digest of its batch; or the first tensor."""
@@ -219,7 +234,7 @@ async def open_executor(
         worker = job.worker_of(actor_of(name)) if task == job.job.task else Worker()
         run_folder = run_folder_of(each.path)
         try:
-            task_digest(task, run_folder)
+            task_digests(task, run_folder)
         except TaskError as error:
             raise WorkerRequestError(rpc.Failed("task", str(error))) from None
         kept = kept_modules(run_folder, task)

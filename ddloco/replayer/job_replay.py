@@ -8,10 +8,10 @@ from pathlib import Path
 from clocks import actor_of
 from ddloco.job.config import Job
 from ddloco.job.protocol.events import Happened, OwnState, Started
-from ddloco.job.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
+from ddloco.job.protocol.tape_facts import STATE_PIECES, is_simulated
 from ddloco.job.protocol.work import FragmentMerged, StepFinished
 from ddloco.machines.registry import machine_for
-from ddloco.replayer.comparer import changed_facts, open_comparison
+from ddloco.replayer.comparer import open_comparison
 from ddloco.replayer.job_executor import JobExecutor, open_executor
 from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.replay_state import ReplayState
@@ -23,12 +23,20 @@ from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import place_and_id
 from ddloco.stage.process.code_version import code_version
+from ddloco.stage.process.run_identity import (
+    DDLOCO,
+    SOURCE,
+    changes,
+    identity_of,
+    said_of_sources,
+    sources_in,
+)
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import FragmentMemory
-from ddloco.workers.task import task_digest
+from ddloco.workers.task import task_digests
 from ddloco.workers.task_sources import changed_lines, kept_sources
 from replay import Player, Tape
 
@@ -94,7 +102,7 @@ class JobTapes:
                 self.warn(difference)
             started = Started(each.incarnation, prepared.leaves, own, tells=True)
             replay_executor = JobExecutor(
-                started, job, executor, arrays, history, change, state.report
+                started, job, executor, arrays, history, change, state.report, self.warn
             )
             fresh = new_actor(each.incarnation, machine_for(job, each.incarnation))
             actor = start.actor if start is not None else fresh
@@ -129,13 +137,14 @@ class JobTapes:
 
     def _differences(self, each: Tape, prepared: rpc.Prepared) -> list[str]:
         header, folder = each.header, run_folder_of(each.path)
-        then = {**header.fingerprint, "code": header.code}
-        now = {**prepared.fingerprint, "code": code_version()}
-        if not is_simulated(header):
-            then[TASK] = header.facts.get(TASK, "")
-            now[TASK] = task_digest(self.task, folder)
-        changed: list[str] = []
-        if then.get(TASK) != now.get(TASK):
-            lines = changed_lines(kept_sources(folder), prepared.sources)
-            changed = [f"{each.incarnation}: task source: {line}" for line in lines]
-        return changed + changed_facts(each.incarnation, then, now)
+        sources = {} if is_simulated(header) else task_digests(self.task, folder)
+        now = {DDLOCO: code_version(), **prepared.fingerprint, **said_of_sources(sources)}
+        lines: list[str] = []
+        if sources != sources_in(header.fingerprint):
+            kept = changed_lines(kept_sources(folder), prepared.sources)
+            lines = [f"task source: {line}" for line in kept]
+        # Of what is shown line by line, the digests say nothing more.
+        shown = bool(lines)
+        differ = changes(identity_of(header), now)
+        lines += [str(one) for one in differ if not (shown and one.key.startswith(SOURCE))]
+        return [f"{each.incarnation}: {line}" for line in lines]

@@ -9,7 +9,7 @@ from typing import Any, final
 import trio
 
 from clocks import actor_of
-from ddloco.replayer.comparer import changed_facts, difference_of, open_comparison
+from ddloco.replayer.comparer import difference_of, open_comparison
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.tape_runner import Difference, TapeRunner
 from ddloco.stage.actors.actor import new_actor
@@ -18,8 +18,9 @@ from ddloco.stage.actors.events import Computed, WorkResult
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import Start, StartPoint
 from ddloco.stage.driver.snapshot_sink import DigestSink
+from ddloco.stage.process.run_identity import changes, said_of_sources
 from ddloco.stage.programs.executor import ComputationExecutor
-from ddloco.stage.programs.program import SOURCE, LoadedProgram, program_fingerprint
+from ddloco.stage.programs.program import LoadedProgram, program_fingerprint
 from replay import Player, Tape
 
 
@@ -43,11 +44,9 @@ class ProgramTapes:
         del folder  # Its work leaves no files.
         header, incarnation = each.header, each.incarnation
         role = self.loaded.program.roles[actor_of(incarnation)]
-        then = {**header.fingerprint, SOURCE: header.facts.get(SOURCE, "")}
-        for difference in changed_facts(
-            incarnation, then, {**program_fingerprint(), SOURCE: self.loaded.digest}
-        ):
-            self.warn(difference)
+        now = program_fingerprint() | said_of_sources(self.loaded.digests)
+        for change in changes(header.fingerprint, now):
+            self.warn(f"{incarnation}: {change}")
         start = self.start_point.start(incarnation) if self.start_point is not None else None
         arrays = ArrayTable()
         actor = new_actor(incarnation, self.loaded.machine(incarnation))

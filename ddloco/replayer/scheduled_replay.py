@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from clocks import actor_of
 from ddloco.job.config import Job
 from ddloco.job.protocol.events import Happened, Started
-from ddloco.job.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
+from ddloco.job.protocol.tape_facts import STATE_PIECES, is_simulated
 from ddloco.job.protocol.work import Recovered, StateCopied, StepFinished
 from ddloco.machines.registry import machine_for
 from ddloco.replayer.comparer import MEASURED
@@ -192,7 +192,7 @@ class ScheduledRun:
                 executor.state.cut_into(self._pieces)
             keep_sources(self._folder, prepared.sources)
             program = program_of(job)
-            facts = {TASK: program.source(self._folder), **self._facts(each)}
+            facts = self._facts(each)
             recorder = recorder_for(program, name, self._folder, prepared.fingerprint, facts=facts)
             log = stack.enter_context(closing(ActorLog(self._folder / LOG_FILE, name)))
             started = Started(name, prepared.leaves, tells=True)

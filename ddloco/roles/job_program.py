@@ -19,7 +19,7 @@ from ddloco.job.config import DATA_PARALLEL, Job
 from ddloco.job.keys import curve_of
 from ddloco.job.protocol.events import Happened, OwnState, Started, WorkerBusy
 from ddloco.job.protocol.messages import JobBody
-from ddloco.job.protocol.tape_facts import FROM_COPY, SEMANTICS, TASK
+from ddloco.job.protocol.tape_facts import FROM_COPY, SEMANTICS
 from ddloco.job.protocol.validation import admission
 from ddloco.job.protocol.work import RunStep
 from ddloco.machines.data_parallel.coordinator import Coordinator
@@ -54,7 +54,7 @@ from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fork_protocol import MEETING, Rank
 from ddloco.workers.fragment_store import FragmentFolder
 from ddloco.workers.process import WorkerDiedError, WorkerRequestError, open_worker
-from ddloco.workers.task import TaskError, task_digest
+from ddloco.workers.task import TaskError, task_digests
 from ddloco.workers.task_sources import keep_sources, kept_modules, of_the_user
 from replay import TapeError, UnwrittenError, bytes_of
 from transport import Event
@@ -169,8 +169,8 @@ class JobProgram(Runnable):
     def as_plain(self) -> dict[str, Any]:
         return self.job.as_plain()
 
-    def source(self, folder: Path | None = None) -> str:
-        return task_digest(self.job.job.task, folder)
+    def sources(self, folder: Path | None = None) -> Mapping[str, str]:
+        return task_digests(self.job.job.task, folder)
 
     def live_faults(self) -> None:
         job, chaos = self.job, self.job.chaos
@@ -331,7 +331,6 @@ class JobProgram(Runnable):
             hosted.endpoint.share(arrays.shared)
         actor, first, pending = await self._begin(hosted, executor, arrays, prepared, keep)
         facts = {OWN_STATE: f"{own.place}/{own.snapshot}"} if own is not None else {}
-        facts |= {TASK: self.source(hosted.folder)}
         if hosted.lease is not None and hosted.lease.elsewhere:
             facts |= {FROM_COPY: hosted.lease.place}
         listens = hosted.name in self.listeners

@@ -32,7 +32,7 @@ from ddloco.stage.nodes.incarnation_grants import (
 from ddloco.stage.nodes.place_mirror import address_in
 from ddloco.stage.nodes.serve import Terms, answered, unless_left
 from ddloco.stage.nodes.waiting import Wait
-from ddloco.workers.task import TaskError, task_digest
+from ddloco.workers.task import TaskError, task_digests
 from ddloco.workers.task_sources import keep_received
 from snapshot import open_place
 from transport.zeromq import open_context
@@ -68,7 +68,7 @@ class Asker:
             return found
         job = job_from(found.settings, f"the job file of {self.address}")
         try:
-            task_digest(job.job.task)
+            task_digests(job.job.task)
         except TaskError:  # It is not on this host.
             make_folder(self.folder)
             keep_received(self.folder, found.source)

@@ -38,11 +38,8 @@ DEVICES = Path("/dev")
 NUMBERED = re.compile(r"-(\d+)(\.\d+)?$")
 """The end of an actor's name, such as ``learner-3`` or, with its incarnation, ``learner-3.1``."""
 
-ENTRY, READ = "env.", "task.env."
-"""The prefixes of environment variables among a fingerprint's entries: of those that change
-arithmetic, and of those that user code reads (``task_environment``)."""
-
-UNSET = "not set"
+ENTRY = "env."
+"""The prefix, among a fingerprint's entries, of environment variables that change arithmetic."""
 
 RECORDED = frozenset({
     "NPROC", HASH_SEED, "XLA_FLAGS",

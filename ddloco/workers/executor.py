@@ -482,6 +482,6 @@ class WorkExecutor(Doer):
 def step_finished(work: RunStep | Differentiate, trained: rpc.Trained) -> StepFinished:
     done = (trained.loss, trained.tokens, trained.batch, travelling(trained.cursor))
     measured = (trained.data_s, trained.compiling_s)
-    told = (trained.tensors, trained.corrupt, trained.before, trained.counters)
+    told = (trained.tensors, trained.corrupt, trained.before, trained.counters, trained.reads)
     step = work.last if isinstance(work, RunStep) else work.step
     return StepFinished(work.work, step, *done, trained.metrics, *measured, *told)

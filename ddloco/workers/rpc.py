@@ -127,8 +127,8 @@ class Trained(WorkerMessage, frozen=True):
     stream and schedules (see ``data_stream``), the task's own metrics, how long the worker waited
     for batches and compiled the step again, in seconds, which is not part of its state, the sums
     of all tensors after the update (see ``tensor_sums``), fragment after fragment, what had another
-    value when the first step was run twice, if it was checked, the steps before the last, and the
-    counters of the task's state."""
+    value when the first step was run twice, if it was checked, the steps before the last, the
+    counters of the task's state, and what user code has read since the step before."""
 
     loss: float
     tokens: int
@@ -141,6 +141,7 @@ class Trained(WorkerMessage, frozen=True):
     corrupt: str = ""
     before: tuple[OneStep, ...] = ()
     counters: tuple[int, ...] = ()
+    reads: dict[str, str] = {}
 
 
 class Updated(WorkerMessage, frozen=True):

@@ -45,13 +45,17 @@ def with_extra_arguments(optimizer: Any) -> optax.GradientTransformationExtraArg
     """Return the optimizer as one whose update may be given extra arguments, which are dropped if
     it takes none. optax decides by the type: ``optax.MultiSteps(...).gradient_transformation()``
     has the type that takes none, although its update hands them to the optimizer inside."""
-    takes_any = any(
-        each.kind is inspect.Parameter.VAR_KEYWORD
-        for each in inspect.signature(optimizer.update).parameters.values()
-    )
-    if takes_any:
+    takes = inspect.signature(optimizer.update).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values()):
         return optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
-    return optax.with_extra_args_support(optimizer)
+    if not isinstance(optimizer, optax.GradientTransformationExtraArgs):
+        return optax.with_extra_args_support(optimizer)
+
+    def update(updates: Any, state: Any, params: Any = None, **more: Any) -> Any:
+        known = {name: each for name, each in more.items() if name in takes}
+        return optimizer.update(updates, state, params, **known)
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
 def with_schedule(optimizer: Any, inner: Inner, steps: int) -> Any:

@@ -99,7 +99,10 @@ class StateTransfer(Doer):
         """Have a new worker continue from its own state in a snapshot; ``WorkerRequestError`` if it
         cannot."""
         if len(state) != self.nbytes:
-            said = f"a state of {len(state)} bytes, here it has {self.nbytes}"
+            said = (
+                f"its worker's state, of optimizer() and init_state, has {len(state):,} bytes in "
+                f"the snapshot and {self.nbytes:,} here; a run goes on only with the same ones"
+            )
             raise WorkerRequestError(rpc.Failed("task", said))
         region = self._arrays.lend(state)
         self._installed = self._borrowed([region])

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from ddloco.stage.files.run_folder import SOURCE
-from ddloco.stage.process.entry_point import NamedError, called, check_function, source_digest
+from ddloco.stage.process.entry_point import NamedError, called, check_function
+from ddloco.stage.process.entry_sources import source_digests
 from ddloco.workers.task_sources import keeps_module, kept_modules
 
 if TYPE_CHECKING:
@@ -164,12 +165,12 @@ def check_task_name(spec: str) -> None:
         raise TaskError(str(error)) from error
 
 
-def task_digest(spec: str, run_folder: Path | None = None) -> str:
-    """Return the SHA-256 in hexadecimal of the source file of the task's module, which the run
+def task_digests(spec: str, run_folder: Path | None = None) -> dict[str, str]:
+    """Return the digests of the task's source files by path (see ``source_digests``), which the run
     folder may keep; see ``kept_modules``. ``TaskError`` if there is none."""
     kept = kept_modules(run_folder, spec) if run_folder else None
     try:
-        return source_digest("task", spec, kept)
+        return source_digests("task", spec, kept)
     except NamedError as error:
         said = str(error)
     if run_folder is not None and kept is None and keeps_module(run_folder, spec.partition(":")[0]):

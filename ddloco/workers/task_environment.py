@@ -1,30 +1,40 @@
-"""What a task reads from the environment, and what it writes there too late. Variables that user
-code reads until its task is prepared are in the tape's fingerprint: a number as it is, of another
-value only a digest, since it may be a secret. JAX reads its own variables when it is imported,
-which the fork server has done: one that a task sets in ``os.environ`` has no effect."""
+"""What a task reads of its environment, variables and files, and what it writes there too late. Of
+what user code reads there are entries of the run's identity (``run_identity``): in the tape's
+fingerprint if it was read until the task was prepared, else in the result of the step after which
+it was noticed. JAX reads its own variables when it is imported, which the fork server has done: one
+that a task sets in ``os.environ`` has no effect."""
 
-import hashlib
 import os
 import re
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from inspect import currentframe
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from ddloco.workers.environment import READ, RECORDED, UNSET
+from ddloco.stage.process.run_identity import FILE, READ, file_digest, said_of_variable
+from ddloco.workers.environment import RECORDED
 from ddloco.workers.task import TaskError
 from ddloco.workers.task_sources import is_user_code
 
 NAMES_MAX = 32
 """Of a task that reads more variables, such as by copying all of them, none is recorded."""
 
-NAME = re.compile(r"[A-Za-z_]\w{0,99}")
-NUMBER, SWITCH = r"[+-]?[0-9][0-9._]{0,11}(e[+-]?[0-9]{1,3})?", "true|false|on|off|yes|no"
-PLAIN = re.compile(f"{NUMBER}|{SWITCH}", re.IGNORECASE)
-"""Values that are recorded as they are: short numbers and switches."""
+FILES_MAX = 32
+"""Files whose digests are recorded: the first that are opened."""
 
-DIGEST_CHARS = 12
+FRAMES_MAX = 32
+"""Calls between user code and the opening of a file."""
+
+JAX = str(Path(jax.__file__).parent)
+CODE = frozenset({".py", ".pyc", ".so"})
+NOT_DATA = Path("/proc"), Path("/sys"), Path("/dev"), Path("/etc"), Path(sys.base_prefix, "lib")
+"""Names and places that no data of a task has."""
+
+NAME = re.compile(r"[A-Za-z_]\w{0,99}")
 BETWEEN = frozenset({os.getenv.__code__.co_filename, Mapping.get.__code__.co_filename})
 """Files of the code between a task and a variable, such as ``os.getenv``."""
 
@@ -63,30 +73,78 @@ def _asked_by_user() -> bool:
     return frame is not None and is_user_code(frame.f_code.co_filename)
 
 
+class OpenedFiles:
+    """The files that user code has opened for reading, by their names as of this folder. Each is
+    noticed by Python's audit event of ``open``, so not those that a library opens by itself."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        self._here = Path.cwd()
+        sys.addaudithook(self._noticed)
+
+    def _noticed(self, event: str, given: tuple[Any, ...]) -> None:
+        if event != "open" or len(self.names) >= FILES_MAX:
+            return
+        with suppress(Exception):  # Whatever is wrong with a path, its opener says.
+            path, mode, flags = given
+            writes = set(mode or "") & set("wax+") or flags & (os.O_WRONLY | os.O_RDWR)
+            if not writes and isinstance(path, str | os.PathLike) and _opened_by_user():
+                whole = self._here.joinpath(path)
+                if whole.is_file() and not _is_no_data(whole):
+                    inside = whole.is_relative_to(self._here)
+                    self.names[str(whole.relative_to(self._here) if inside else whole)] = None
+
+
+def _is_no_data(path: Path) -> bool:
+    return path.suffix in CODE or any(map(path.is_relative_to, NOT_DATA))
+
+
+def _opened_by_user() -> bool:
+    """Whether user code opens a file, directly or by another library than JAX; no import does."""
+    frame = currentframe()
+    for _ in range(FRAMES_MAX):
+        frame = frame and frame.f_back
+        if frame is None:
+            return False
+        file = frame.f_code.co_filename
+        if is_user_code(file):
+            return True
+        if file.startswith(("<frozen importlib", JAX)):
+            return False
+    return False
+
+
+class TaskReads:
+    """Tells what user code has read since it was asked before, as entries of an identity."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def new(self) -> dict[str, str]:
+        read: dict[str, str | None] = getattr(os.environ, "read", {})
+        variables = [
+            name
+            for name in (read if len(read) <= NAMES_MAX else ())
+            if f"{READ}{name}" not in self._told and NAME.fullmatch(name) and name not in RECORDED
+        ]
+        found = {f"{READ}{name}": said_of_variable(read[name]) for name in sorted(variables)}
+        files = [*_opened.names] if _opened is not None else []
+        new = [name for name in files if f"{FILE}{name}" not in self._told]
+        found |= {f"{FILE}{name}": file_digest(Path(name)) for name in sorted(new)}
+        self._told.update(found)
+        return found
+
+
+_opened: OpenedFiles | None = None
+
+
 def watch_environment() -> None:
-    """Note from now on what user code reads from ``os.environ``; once in a process."""
+    """Note from now on what user code reads, of ``os.environ`` and files; once in a process."""
+    global _opened  # noqa: PLW0603, an audit hook is one of the process and stays
     if not isinstance(os.environ, WatchedEnvironment):
         os.environ = WatchedEnvironment(os.environ)  # noqa: B003, it writes through to the process
-
-
-def what_was_read() -> dict[str, str]:
-    """The entries of a fingerprint for the variables that user code has read until now."""
-    read = getattr(os.environ, "read", {})
-    if len(read) > NAMES_MAX:
-        return {}
-    return {
-        f"{READ}{name}": _said(value)
-        for name, value in sorted(read.items())
-        if NAME.fullmatch(name) and name not in RECORDED
-    }
-
-
-def _said(value: str | None) -> str:
-    if value is None:
-        return UNSET
-    if PLAIN.fullmatch(value):
-        return value
-    return f"sha256 {hashlib.sha256(os.fsencode(value)).hexdigest()[:DIGEST_CHARS]}"
+    if _opened is None:
+        _opened = OpenedFiles()
 
 
 def refuse_late_settings(task: str, before: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """How the worker calls a task's loss, and what loss and evaluation may return besides a number."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import jax
@@ -116,12 +117,12 @@ def held_out(spec: str, found: Any) -> tuple[float, dict[str, float]]:
     """Return the held-out loss, and the other metrics, that ``evaluate`` returned; else
     ``TaskError``."""
     if not isinstance(found, dict):
-        try:
-            return float(found), {}
-        except (TypeError, ValueError):
-            kind = type(found).__name__
-            want = "want the held-out loss, or a dict with it as 'loss'"
-            raise TaskError(f"task {spec}: evaluate returns a {kind}; {want}") from None
+        with suppress(TypeError, ValueError):
+            if not jnp.issubdtype(jnp.result_type(found), jnp.bool_):
+                return float(found), {}
+        kind = type(found).__name__
+        want = "want the held-out loss, or a dict with it as 'loss'"
+        raise TaskError(f"task {spec}: evaluate returns a {kind}; {want}")
     check_metrics(spec, "evaluate", found)
     metrics = said(cast("dict[str, Any]", found))
     if "loss" not in metrics:

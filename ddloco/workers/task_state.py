@@ -1,8 +1,8 @@
 """A task's state: what is carried from step to step beside the parameters, and is not trained. Its
 floating-point leaves are *merged*: part of the fragments, averaged. The others are *local*: each
 learner has its own, which travels with its optimizer's moments; a random key is stored as its
-numbers. Local leaves that are one whole number are *counters*: learners tell them, and the model is
-evaluated with those of a learner."""
+numbers. Local leaves of whole numbers are *counters*: learners tell them, and the model is
+evaluated with those of a learner, as far as they are ``COUNTERS_MAX`` numbers together."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,15 +24,31 @@ class StateLayout:
         paths, self._tree = jax.tree_util.tree_flatten_with_path(shapes)
         self._merges = [jnp.issubdtype(leaf.dtype, jnp.inexact) for _, leaf in paths]
         self._keys = [_key_type(leaf) for _, leaf in paths]
-        self._counters = [n for n, (_, leaf) in enumerate(paths) if _is_counter(leaf)]
-        if len(self._counters) > COUNTERS_MAX:
-            self._counters = []
+        self._counters: list[int] = []
+        self.untold: list[str] = []
+        """The names of leaves of whole numbers that learners do not tell."""
+        told = 0
+        for n, (path, leaf) in enumerate(paths):
+            if not _is_counter(leaf):
+                continue
+            if told + leaf.size <= COUNTERS_MAX:
+                told += leaf.size
+                self._counters.append(n)
+            else:
+                self.untold.append(jax.tree_util.keystr(path, simple=True, separator="/"))
         named = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
         self.names = [
             STATE + name for name, merges in zip(named, self._merges, strict=True) if merges
         ]
         self.merged = self.merged_of(shapes)
         self.local = jax.eval_shape(self.local_of, shapes)
+
+    @property
+    def untold_said(self) -> str:
+        return (
+            f"evaluate gets {', '.join(self.untold)[:200]} of the task's state as init_state makes "
+            f"it: learners tell {COUNTERS_MAX} whole numbers of their states"
+        )
 
     def merged_of(self, state: Any) -> list[Any]:
         leaves = jax.tree.leaves(state)
@@ -47,17 +63,21 @@ class StateLayout:
         ]
 
     def counters_of(self, state: Any) -> list[Any]:
-        """The counters of a state; none if it has more than ``COUNTERS_MAX``."""
+        """The leaves of a state that are counters."""
         leaves = jax.tree.leaves(state)
         return [leaves[n] for n in self._counters]
 
     def with_counters(self, state: Any, counters: Sequence[int]) -> Any:
         """The state with these counters, as far as they are of its kinds; others stay."""
-        leaves = jax.tree.leaves(state)
-        for n, value in zip(self._counters, counters, strict=False):
+        leaves, at = jax.tree.leaves(state), 0
+        for n in self._counters:
+            values, at = counters[at : (end := at + leaves[n].size)], end
             bounds = np.iinfo(leaves[n].dtype)
-            if bounds.min <= value <= bounds.max:
-                leaves[n] = jnp.full_like(leaves[n], value)
+            if len(values) == leaves[n].size and all(
+                bounds.min <= each <= bounds.max for each in values
+            ):
+                found = np.array(values, leaves[n].dtype).reshape(leaves[n].shape)
+                leaves[n] = jax.device_put(found, leaves[n].sharding)
         return jax.tree.unflatten(self._tree, leaves)
 
     def joined(self, merged: Sequence[Any], local: Sequence[Any]) -> Any:
@@ -70,7 +90,7 @@ class StateLayout:
 
 
 def _is_counter(leaf: Any) -> bool:
-    whole = leaf.shape == () and jnp.issubdtype(leaf.dtype, jnp.integer)
+    whole = jnp.issubdtype(leaf.dtype, jnp.integer)
     return whole and jnp.iinfo(leaf.dtype).max < 2**63  # So that a message can hold it.
 
 

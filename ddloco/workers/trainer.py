@@ -54,7 +54,7 @@ from ddloco.workers.parameters import carried, mixed, named_leaves, shapes_and_n
 from ddloco.workers.placement import OneDevice, OnGroup, OnMesh, unshared
 from ddloco.workers.schedules import GLOBAL_STEP, with_extra_arguments, with_schedule
 from ddloco.workers.task import Task, TaskError, load_task, stream_of
-from ddloco.workers.task_environment import refuse_late_settings, what_was_read
+from ddloco.workers.task_environment import TaskReads, refuse_late_settings
 from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
 from ddloco.workers.task_sources import sources_of
 from ddloco.workers.task_state import StateLayout, is_key
@@ -71,7 +71,7 @@ CALLBACK = re.compile(r"\b(pure|io|debug)_callback\b")
 ASKS = re.compile(r"\b(value|grad|value_fn)\b")
 """Arguments that an optimizer may require, in the words of Python's error."""
 
-HOST_CALLBACK = "host callback"
+HOST_CALLBACK, STATE_UNTOLD = "host callback", "state untold"
 """Log event of a step that has one, where XLA has one thread only."""
 
 DOES: dict[type, str] = {
@@ -144,6 +144,7 @@ class Trainer:
         self._group = group
         self._tell = tell
         self._watch = CallWatch(tell)
+        self._reads = TaskReads()
         self._saying = saying
         """Where standard error goes while the devices are opened; see ``open_devices``."""
         self._compiles_ahead = compiles_ahead
@@ -268,6 +269,8 @@ class Trainer:
         begin = getattr(task, "init_state", None)
         self._state = shapes_and_names(begin, self._seed)[0] if begin is not None else None
         self._layout = StateLayout(self._state)
+        if request.shard is None and self._layout.untold and hasattr(task, "evaluate"):
+            self._tell(STATE_UNTOLD, {"level": "warning", "reason": self._layout.untold_said})
         self._tree = jax.tree.structure(self._params)
         self._check_trained(names)
         self._placement.lay(self._params, self._layout.merged, self._seed)
@@ -301,7 +304,7 @@ class Trainer:
         self._sums = summing(self._placement.everywhere())
         self._leaves_if_corrupt = request.leaves_if_corrupt
         found = {**device_fingerprint(), **self._placement.fingerprint(), **self._frozen_digest}
-        found |= what_was_read()
+        found |= self._reads.new()
         return rpc.Prepared(leaves, found, sources_of(request.task.partition(":")[0]))
 
     @staticmethod
@@ -388,7 +391,8 @@ class Trainer:
         key = jax.random.key(self._seed)
         # So that random keys of two learners are two.
         own = key if self._shard is None else jax.random.fold_in(key, self._shard)
-        self._state = self._placement.state(begin(own))
+        made = jax.tree.map(lambda leaf: leaf if is_key(leaf) else jnp.asarray(leaf), begin(own))
+        self._state = self._placement.state(made)
 
     def _step(self, params: Any, opt_state: Any, state: Any, given: "Given") -> tuple[Any, ...]:
         batch, number, t, frozen = given
@@ -470,11 +474,12 @@ class Trainer:
             tensors=sums(),
             corrupt=corrupt,
             before=tuple(earlier),
-            counters=tuple(int(each) for each in counters),
+            counters=tuple(int(each) for leaf in counters for each in leaf.ravel()),
         )
         self._short = self._batches.is_large
         return msgspec.structs.replace(
             self._last,
+            reads=self._reads.new(),
             data_s=sum(each.data_s for each in steps),
             compiling_s=sum(each.compiling_s for each in steps),
         )

@@ -174,6 +174,8 @@ def test_what_runs_at_the_end_is_tried_by_doctor(situation):
     assert found.returncode == 1, found.stdout
     assert "evaluate returns a tuple; want the held-out loss" in found.stdout
     assert "hugging_face failed: KeyError: 'embedding'" in found.stdout
+    assert unscored.run("--set=task.width=4", steps=8) == 0, unscored.said
+    assert "could not be evaluated: task unscored:task: evaluate returns" in unscored.said
     plain.write()
     found = here("doctor", "job.toml", cwd=plain.folder)
     assert "held-out loss 0." in found.stdout

@@ -43,13 +43,22 @@ def test_what_people_train_trains(situation, kind):
 
 
 def test_the_environment_of_a_task_is_on_its_tape(situation, monkeypatch):
-    """A replay where a variable has another value names it, with the value that it had."""
+    """A replay where a variable has another value, or a file other data, names it, with the value
+    that it had: also what is read at the first batch, or while the step is traced."""
     numbers = situation("asked_numbers")
+    shift = numbers.folder / "shift.txt"
+    shift.write_text("0.5\n")
     monkeypatch.setenv("LR", "0.03")
     assert numbers.run("--set=task.kind=environment", steps=SMALL) == 0, numbers.said
-    assert "the variable LR" not in numbers.replay()
+    found = numbers.replayed()
+    assert found.returncode == 0
+    assert "differs from the recording" not in found.stdout + found.stderr
     monkeypatch.delenv("LR")
+    monkeypatch.setenv("SCALE", "2")
+    shift.write_text("0.25\n")
     found = numbers.replayed()
     assert found.returncode == 1
     said = " ".join((found.stdout + found.stderr).split())
     assert "the variable LR, which the task reads, was 0.03, is not set" in said
+    assert "the variable SCALE, which the task reads, was not set, is 2" in said
+    assert "the file shift.txt, which the task reads, was " in said

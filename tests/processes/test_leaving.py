@@ -294,7 +294,9 @@ def test_what_differs_is_said_before_anything_starts(started, tmp_path):
     started.job.wait_for("joined", 1)
     edited.terminate()
     _, said = edited.communicate(timeout=WAIT_S)
-    assert "warning: the source of task tests.tasks:regression differs" in said
+    assert (
+        "warning: task tests.tasks:regression differs: the source file tests/tasks.py is " in said
+    )
 
 
 @pytest.mark.slow

@@ -154,7 +154,7 @@ def test_an_own_copy_is_used_and_the_difference_is_named(tmp_path, empty):
         words = ["learner", "--connect", address, "--name", "learner-0", "--dir", "run", "--trust"]
         trained = call_in(empty, *words)
     assert trained.returncode == 0, trained.stdout + trained.stderr
-    assert "the source of task own:task differs" in trained.stderr
+    assert "task own:task differs: the source file own.py is " in trained.stderr
     assert (empty / "run" / "source" / "own.py").read_text() == OWN + "# Mine.\n"
 
 

@@ -12,8 +12,8 @@ from ddloco.stage.actors.messages import ActorBody
 from transport import Body, Count, Name, Reason
 
 Counts = Annotated[tuple[Count, ...], Meta(max_length=4096)]
-COUNTERS_MAX = 64
-"""A task's state has at most so many counters; with more of them none is told to others."""
+COUNTERS_MAX = 256
+"""So many whole numbers of a task's state are told to others."""
 
 Counters = Annotated[
     tuple[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], ...], Meta(max_length=COUNTERS_MAX)

@@ -15,9 +15,6 @@ ARITHMETIC = "arithmetic"
 STATE_PIECES = "state pieces"
 """The fact with the number of pieces of a state, if the state came from elsewhere."""
 
-TASK = "task sha256"
-"""The fact in a tape's header with the digest of the task's source file."""
-
 FROM_COPY = "from a copy"
 """The fact in the header of a syncer that began with what its lease's place has of another host's
 folder, which may lack the last second."""

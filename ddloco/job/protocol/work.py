@@ -149,7 +149,8 @@ class StepFinished(WorkResult, frozen=True):
     no replay repeats. ``tensors`` are ``TENSOR_DIGEST_BYTES`` of each tensor after the update, in
     the order of the plan. ``corrupt`` says what had another value when the first of these steps was
     run twice, and where; no replay repeats that either. ``counters`` are those of the task's state
-    after the update (see ``workers.task_state``)."""
+    after the update (see ``workers.task_state``). ``reads`` are entries of the run's identity: the
+    variables and files that the task has read since the step before."""
 
     step: int
     loss: float
@@ -163,6 +164,7 @@ class StepFinished(WorkResult, frozen=True):
     corrupt: str = ""
     before: tuple[OneStep, ...] = ()
     counters: tuple[int, ...] = ()
+    reads: dict[str, str] = {}
 
     @property
     def count(self) -> int:

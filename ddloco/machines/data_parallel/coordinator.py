@@ -431,10 +431,7 @@ class Coordinator(OwnMachine):
     def _failed(self, event: WorkFailed) -> list[Effect]:
         shutdown = self.shutdown
         if shutdown is not None and event.work == shutdown.evaluating:
-            return [
-                Observe("not evaluated", {"reason": event.reason}),
-                *shutdown.result(None, None, self.final, self.snapshots.failures),
-            ]
+            return shutdown.unknown(event.reason, self.final, self.snapshots.failures)
         status = "bad-input" if event.kind == "task" else "failed"
         farewells = [Hangup(peer, event.reason) for peer in self.membership.members]
         return [*farewells, Finish(status, event.reason)]

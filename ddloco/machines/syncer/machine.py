@@ -767,8 +767,7 @@ class Syncer(OwnMachine):
     def _work_failed(self, event: WorkFailed) -> list[Effect]:
         shutdown = self.shutdown
         if shutdown is not None and event.work == shutdown.evaluating:
-            seen = Observe("not evaluated", {"reason": event.reason})
-            return [seen, *shutdown.result(None, None, self.final, self.snapshots.failures)]
+            return shutdown.unknown(event.reason, self.final, self.snapshots.failures)
         ours = event.kind != "task"
         status: Status = "failed" if ours else "bad-input"
         relays = self.rounds.sites.relays if self.rounds is not None else ()

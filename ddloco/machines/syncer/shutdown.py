@@ -14,7 +14,13 @@ from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.timers import ShutdownDeadline
 from ddloco.job.protocol.work import Evaluate, SaveModel
 from ddloco.stage.actors.effects import Finish, Observe, Status
-from ddloco.stage.actors.observations import DISREGARDED, RESULT, SNAPSHOTS_FAILED, UNUSED
+from ddloco.stage.actors.observations import (
+    DISREGARDED,
+    NOT_EVALUATED,
+    RESULT,
+    SNAPSHOTS_FAILED,
+    UNUSED,
+)
 from transport import CONTROL, CancelTimer, Effect, Hangup, Send, SetTimer
 
 SHUTDOWN_STEPS = 10
@@ -126,10 +132,11 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         metrics: dict[str, float] | None = None,
         numbers: Numbers | None = None,
         snapshots: str = "",
+        reason: str = "",
     ) -> list[Effect]:
-        """Log the result: the held-out loss, None if the model could not be evaluated, and which
-        snapshots have failed, in words. A model whose loss is not finite is of no use: its job has
-        failed, and the result's status is "diverged"."""
+        """Log the result: the held-out loss, None if the model could not be evaluated, for some
+        ``reason``, and which snapshots have failed, in words. A model whose loss is not finite is
+        of no use: its job has failed, and the result's status is "diverged"."""
         self.evaluated = True
         status: str = self.status
         if loss is not None and not isfinite(loss) and status in ENDED_WELL:
@@ -140,7 +147,13 @@ class JobShutdown(Struct, forbid_unknown_fields=True):
         fields |= {DISREGARDED: self.disregarded} if self.disregarded else {}
         fields |= {UNUSED: self.unused} if self.unused else {}
         fields |= {SNAPSHOTS_FAILED: snapshots} if snapshots else {}
+        fields |= {NOT_EVALUATED: reason} if reason else {}
         return [Observe(RESULT, {**fields, "metrics": metrics} if metrics else fields)]
+
+    def unknown(self, reason: str, numbers: Numbers | None, snapshots: str) -> list[Effect]:
+        """Log the result of a model that could not be evaluated, and why not."""
+        seen = Observe("not evaluated", {"reason": reason})
+        return [seen, *self.result(None, {}, numbers, snapshots, reason)]
 
     @property
     def kept(self) -> bool:

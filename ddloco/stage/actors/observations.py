@@ -11,6 +11,9 @@ RESULT = "result"
 UNUSED = "unused"
 """The field of a result with the learners whose work was never used, by name."""
 
+NOT_EVALUATED = "not_evaluated"
+"""The field of a result that says why the model could not be evaluated."""
+
 SNAPSHOTS_FAILED = "snapshots_failed"
 """The field of a result that says how many snapshots have failed, and why the last one."""
 

@@ -4,8 +4,7 @@ what it is to run, if it has no copy of that.
 An actor that returns may find an empty folder, on another host; only the lead knows its earlier
 incarnations. So an actor first asks the lead for a number, over a connection of its own. These
 messages pass below the driver: no machine, tape or clock contains them. The request carries the
-job's settings and the digest of the task's source, so that a difference is reported before anything
-is started.
+job's settings and its identity so far, so that a difference is reported before anything is started.
 
     [Want]      from the actor, repeated until there is an answer
     [Granted]   from the lead: a number that no other incarnation has
@@ -37,7 +36,7 @@ from transport.endpoint import FRAME_BYTES_MAX, Buffer
 from transport.message import Reason
 from transport.zeromq import ZmqEndpoint
 
-VERSION = 3
+VERSION = 4
 LANE = "grant"
 
 WORD_BYTES_MAX = 2**16
@@ -79,15 +78,15 @@ FileName = Annotated[
 
 class Want(Struct, frozen=True, tag=True):
     """Request a number above ``known``, the newest one with a tape in the actor's folder. An actor
-    that continues from a snapshot asks for ``exact``, and gets a later one if that is used. It runs
-    the version ``code`` of ddloco; ``agreement`` is the digest of ``peer_version``."""
+    that continues from a snapshot asks for ``exact``, and gets a later one if that is used. Its
+    ``identity`` is what is known before anything is started: ``run_identity.identity_here``;
+    ``agreement`` is the digest of ``peer_version``."""
 
     known: Number
     job: Short
-    task: Short
     settings: dict[str, str]
+    identity: dict[Short, Short] = {}
     exact: Number = 0
-    code: Short = ""
     agreement: Short = ""
     version: int = VERSION
 

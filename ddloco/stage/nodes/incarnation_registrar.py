@@ -41,12 +41,16 @@ from ddloco.stage.nodes.lease import Lease
 from ddloco.stage.nodes.peer_version import agreement_of
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.code_version import code_version
+from ddloco.stage.process.run_identity import DDLOCO, SOURCE, changes, identity_here
 from ddloco.stage.process.side_protocol import Refusals, SideProtocolError, encode
 from replay.tape import SUFFIX
 from replay.tape_files import whose
 from transport import Allowances, Arrival, Endpoint, LaneFull, PeerGone
 
 TOGETHER = "update all hosts of a job together"
+
+ITS_OWN = frozenset({"python"})
+"""Entries of an identity in which hosts may well differ."""
 
 RECORD = "incarnations.json"
 """In the folder of kept merges: for each actor the newest number that was granted."""
@@ -137,7 +141,7 @@ class Registrar:
         self._names = frozenset(program.names) - {program.lead}
         self._program = program
         self._settings = shared_settings(program)
-        self._digest = program.source(record.folder)
+        self._identity = identity_here(program.sources(record.folder))
         self._agreement = agreement_of(program)
         self._record = record
         self._endpoint = endpoint
@@ -247,8 +251,8 @@ class Registrar:
             return self._describe(name)
         elif want.agreement != self._agreement:
             refused = (
-                f"it runs {want.code}, whose messages or recordings are not those of "
-                f"{code_version()} here; {TOGETHER}"
+                f"it runs {want.identity.get(DDLOCO, 'another ddloco')}, whose messages or "
+                f"recordings are not those of {code_version()} here; {TOGETHER}"
             )
         elif want.job != self._program.id:
             said = differences(self._settings, want.settings) if want.settings else ""
@@ -306,13 +310,13 @@ class Registrar:
     def _differs(self, name: str, want: Want) -> dict[str, str]:
         """What is different there and no reason to refuse, by the event of the log."""
         lead, found = self._program.lead, {}
-        if want.task != self._digest:
-            found["task differs"] = (
-                f"the source of {self._program.source_name} differs: sha256 {self._digest[:12]} at "
-                f"{lead}, {want.task[:12]} at {name}"
-            )
-        if want.code != code_version():
-            found["code differs"] = f"{lead} runs {code_version()}, {name} {want.code}"
+        ours = {key: value for key, value in self._identity.items() if key not in ITS_OWN}
+        for each in changes(ours, want.identity, shared=True):
+            is_source = each.key.startswith(SOURCE)
+            event = "task differs" if is_source else "code differs"
+            what = f"{self._program.source_name} differs: " if is_source else ""
+            before = f"{found[event]}; " if event in found else what
+            found[event] = f"{before}{each.what} is {each.then} at {lead}, {each.now} at {name}"
         return found
 
     def _refuse(self, name: str, reason: str) -> None:

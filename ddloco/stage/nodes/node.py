@@ -32,6 +32,7 @@ from ddloco.stage.process.best_effort import FAILED_ASIDE, BestEffort
 from ddloco.stage.process.code_version import code_version
 from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.log import ActorLog
+from ddloco.stage.process.run_identity import said_of_sources
 from ddloco.stage.tapes.retention import ChainRecorder, TapeRetention
 from replay import Recorder, TapeHeader, TapeWriter
 from snapshot import BEGAN_FROM, RUN, Store
@@ -346,7 +347,7 @@ def recorder_for(
         job_id=program.id,
         job=program.as_plain(),
         code=code_version(),
-        fingerprint=fingerprint,
+        fingerprint={**fingerprint, **said_of_sources(program.sources(folder))},
         semantics=program.semantics,
         facts={
             "python": platform.python_version(),

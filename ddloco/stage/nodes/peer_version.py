@@ -17,7 +17,7 @@ from ddloco.stage.nodes.incarnation_grants import (
 )
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.observers.observer_protocol import decode_ask, decode_told
-from ddloco.stage.process.code_version import code_version
+from ddloco.stage.process.run_identity import DDLOCO, identity_here
 from ddloco.stage.process.side_protocol import encode
 from ddloco.stage.tapes.shipping_protocol import decode_answer, decode_sent
 from transport.message import PROTOCOL_VERSION
@@ -33,10 +33,12 @@ BESIDE_LINKS = (
 
 
 def want_of(program: Runnable, known: int, exact: int = 0, folder: Path | None = None) -> Want:
-    source, settings = program.source(folder), shared_settings(program)
-    want = Want(known, program.id, source, settings, exact, code_version(), agreement_of(program))
-    if len(encode(want)) > WORD_BYTES_MAX:
-        return msgspec.structs.replace(want, settings={})
+    settings, agreement = shared_settings(program), agreement_of(program)
+    identity = identity_here(program.sources(folder))
+    want = Want(known, program.id, settings, identity, exact, agreement)
+    for less in ({"settings": {}}, {"identity": {DDLOCO: identity[DDLOCO]}}):
+        if len(encode(want)) > WORD_BYTES_MAX:
+            want = msgspec.structs.replace(want, **less)
     return want
 
 

@@ -92,8 +92,8 @@ class Runnable(ABC):
         """Plain data from which it can be made again, for a tape's header."""
 
     @abstractmethod
-    def source(self, folder: Path | None = None) -> str:
-        """The SHA-256 of the user's source file, as it is pinned in a run folder."""
+    def sources(self, folder: Path | None = None) -> Mapping[str, str]:
+        """The SHA-256 of the user's source files by path, as they are pinned in a run folder."""
 
     @abstractmethod
     def live_faults(self) -> None:

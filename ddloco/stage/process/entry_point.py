@@ -20,7 +20,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from clocks import read_regular
 from ddloco.stage.files.near_miss import did_you_mean
 
 PACKAGES = ("clocks", "ddloco", "replay", "snapshot", "transport")
@@ -184,30 +183,6 @@ class KeptFinder(MetaPathFinder):
         )
 
 
-def source_digest(kind: str, spec: str, kept: KeptModules | None = None) -> str:
-    """Return the SHA-256, in hex, of the source file of an entry point's module, without the
-    modules that it imports or the data that it reads. ``NamedError`` if there is none."""
-    module_name, _ = parted(kind, spec)
-    found = found_from(Path.cwd(), module_name)
-    file = kept.file(module_name) if found is None and kept is not None else None
-    if file is not None and kept is not None:
-        return kept.digest_of(file).hex()
-    if found is None and PINNED.fullmatch(module_name):
-        said = f"{module_name} was taken from a script or a notebook, and is not in the run folder"
-        raise NamedError(f"{kind} {spec!r}: {said}")
-    if found is None:
-        near = did_you_mean(module_name, _modules_here(module_name))
-        said = f"there is no module {module_name}, here or installed{near}"
-        raise NamedError(f"{kind} {spec!r}: {said}")
-    if found.origin is None or not found.has_location:
-        raise NamedError(f"{kind} {spec!r}: {module_name} has no source file")
-    try:
-        return hashlib.sha256(read_regular(found.origin)).hexdigest()
-    except OSError as error:
-        said = f"{found.origin} cannot be read: {error.strerror}"
-        raise NamedError(f"{kind} {spec!r}: {said}") from None
-
-
 def check_function(kind: str, spec: str) -> None:
     """Check, without importing it, that an entry point's module defines the function;
     ``NamedError`` if nothing in its source does. What cannot be told from the source is left to the
@@ -251,7 +226,7 @@ def found_from(folder: Path, module_name: str) -> ModuleSpec | None:
     return found
 
 
-def _modules_here(like: str) -> list[str]:
+def modules_here(like: str) -> list[str]:
     *packages, _ = like.split(".")
     folder, prefix = Path.cwd().joinpath(*packages), "".join(f"{each}." for each in packages)
     return [f"{prefix}{path.stem}" for path in sorted(folder.glob("*.py"))]

@@ -43,7 +43,8 @@ from ddloco.stage.files.toml import ConfigError, convert, read_toml
 from ddloco.stage.files.trust import leave_place
 from ddloco.stage.nodes.node import HostedActor, OpenedActor
 from ddloco.stage.nodes.runnable import Runnable
-from ddloco.stage.process.entry_point import NamedError, called, in_one_line, parted, source_digest
+from ddloco.stage.process.entry_point import NamedError, called, in_one_line, parted
+from ddloco.stage.process.entry_sources import source_digests
 from ddloco.stage.process.errors import raised_at
 from ddloco.stage.programs import user_actor
 from ddloco.stage.programs.executor import ComputationExecutor, Compute
@@ -64,9 +65,6 @@ from snapshot import Part, SnapshotError, Store
 from transport import Body, Header, MessageArrived, RemoteProtocolError, TimerFired
 from transport.curve_auth import Curve
 from transport.payload import payload_bytes
-
-SOURCE = "program sha256"
-"""The fact in a tape's header with the digest of the program's source file."""
 
 PLACE = "place of snapshots"
 """The fact in a tape's header with the place of the run's own snapshots."""
@@ -162,7 +160,7 @@ class LoadedProgram(Runnable):
     spec: str
     options: Mapping[str, Any]
     program: Program
-    digest: str = field(compare=False, default="")
+    digests: Mapping[str, str] = field(compare=False, default_factory=dict)
     keys: Path | None = field(compare=False, default=None)
     chaos_file: Path | None = field(compare=False, default=None)
     snapshot_said: str = field(compare=False, default="")
@@ -270,9 +268,9 @@ class LoadedProgram(Runnable):
     def as_plain(self) -> dict[str, Any]:
         return {"program": self.spec, "options": dict(self.options)}
 
-    def source(self, folder: Path | None = None) -> str:
+    def sources(self, folder: Path | None = None) -> Mapping[str, str]:
         del folder
-        return self.digest
+        return self.digests
 
     def live_faults(self) -> None:
         """All faults can be applied."""
@@ -354,7 +352,7 @@ class LoadedProgram(Runnable):
             actor = start.actor
             first, pending = start_point.first(start, self.names, self.id)
         leave_place(hosted.folder, place := absolute_place(self.place(hosted.folder)))
-        facts = {SOURCE: self.digest, PLACE: place}
+        facts = {PLACE: place}
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._snapshots, hosted)
             yield OpenedActor(
@@ -421,7 +419,7 @@ def load_program(spec: str, options: Mapping[str, Any]) -> LoadedProgram:
             problem = in_one_line(error)
     if problem is not None:
         raise NamedError(f"program {spec!r}: {problem}")
-    return LoadedProgram(spec, options, program, source_digest("program", spec))
+    return LoadedProgram(spec, options, program, source_digests("program", spec))
 
 
 def _problem(program: Any) -> str | None:

@@ -3,16 +3,19 @@
 import json
 import math
 import re
+from importlib.metadata import version
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from ddloco.api import experiment
 from ddloco.api.experiment import (
     CellError,
     CellResult,
     cells,
+    identity_now,
     load_experiment,
     run_cell,
     settings_digest,
@@ -21,8 +24,7 @@ from ddloco.api.experiment import (
 from ddloco.api.experiment_table import CaseRow, case_table, said_of_identity
 from ddloco.cli.parser import main
 from ddloco.stage.files.toml import ConfigError
-from ddloco.workers import run_identity
-from ddloco.workers.run_identity import identity_of
+from ddloco.stage.process.run_identity import file_digest, said_of_sources
 
 FILE = """
 [experiment]
@@ -281,45 +283,51 @@ def test_cells_may_end_at_equal_time_or_tokens(file, tmp_path):
 def kept(file, tmp_path, monkeypatch):
     """An experiment, its first cell, and the result that this has."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LR", "0.1")
     Path("tasks.py").write_text("import helper\n")
     Path("helper.py").write_text("x = 1\n")
+    Path("data.txt").write_text("1 2 3\n")
     file.write_text(FILE.replace("tests.tasks:regression", "tasks:task"))
     loaded = load_experiment(file)
     cell = cells(loaded, tmp_path / "cells")[0]
-    source = cell.folder / "run" / "source"
-    source.mkdir(parents=True)
-    for each in ("tasks.py", "helper.py"):
-        (source / each).write_text(Path(each).read_text())
-    identity = identity_of(cell.folder / "run", settings_digest(loaded, cell))
-    found = result("one", 2.0, identity=identity)
+    read = {"file data.txt": file_digest(Path("data.txt")), "task.env.LR": "0.1"}
+    then = {"jax": version("jax"), "device": "cpu", **read}
+    then |= said_of_sources({"tasks.py": "", "helper.py": ""})
+    found = result("one", 2.0, identity=identity_now(then, loaded, cell))
+    cell.folder.mkdir(parents=True)
     (cell.folder / "result.json").write_bytes(msgspec.json.encode(found))
     return loaded, cell, found
 
 
 def test_a_result_of_another_run_is_not_taken(file, kept, monkeypatch):
-    """Of other settings, task, version or behaviour: what has changed is said."""
+    """Of other settings, source, data, variable or version: what has changed is said."""
     loaded, cell, found = kept
     assert cell.known(loaded) == (found, [])
-    assert found.identity.said in "\n".join(said_of_identity([found, found]))
+    [_, said] = said_of_identity([found, found])
+    assert f"jax {version('jax')}; data files data.txt " in said
     other = load_experiment(file, ["job.steps=6"])
-    assert cell.known(other) == (None, ["its settings"])
+    (_, [settings]) = cell.known(other)
+    assert settings.startswith("the digest of its settings was ")
     Path("helper.py").write_text("x = 2\n")
-    assert cell.known(loaded) == (None, ["helper.py of its task"])
-    Path("helper.py").unlink()
-    assert cell.known(loaded) == (None, ["helper.py is gone"])
-    Path("helper.py").write_text("x = 1\n")
-    monkeypatch.setattr(run_identity, "version", lambda package: "0.0.1")
-    ((nothing, changes), jax) = cell.known(loaded), found.identity.versions["jax"]
+    Path("data.txt").write_text("1 2 4\n")
+    monkeypatch.setenv("LR", "0.2")
+    (nothing, [data, source, variable]) = cell.known(loaded)
     assert nothing is None
-    assert f"jax {jax}, now 0.0.1" in changes
-    monkeypatch.undo()
+    assert data.startswith("the file data.txt, which the task reads, was ")
+    assert source.startswith("the source file helper.py was ")
+    assert variable == "the variable LR, which the task reads, was 0.1, is 0.2"
+    Path("data.txt").unlink()
+    assert cell.known(loaded)[1][0].endswith(", is gone")
+    Path("tasks.py").unlink()
+    assert cell.known(loaded)[1][1].endswith(", is gone")
 
 
 def test_a_result_of_another_behaviour_is_not_taken(kept, monkeypatch):
     """The version may be the same, as in development."""
     loaded, cell, _ = kept
-    monkeypatch.setattr(run_identity, "SEMANTICS", ("another",))
-    assert cell.known(loaded) == (None, ["the behaviour of ddloco"])
+    monkeypatch.setattr(experiment, "SEMANTICS", ("another",))
+    (nothing, [said]) = cell.known(loaded)
+    assert (nothing, said.partition(" was ")[0]) == (None, "the digest of its behaviour")
 
 
 def test_a_result_that_was_cut_short_is_not_taken(kept):

@@ -267,7 +267,7 @@ def test_versions_that_differ_are_named():
     """What the replay wants, and what is here."""
     about = BundleAbout("x", code_version(), {"python": "3.10.1", "jax": "0.1", "cpu": "y"}, "")
     here = {"python": "3.11.7", "jax": "0.1"}
-    assert about.differences(here) == ["python: recorded with 3.10.1, here is 3.11.7"]
+    assert about.differences(here) == ["python was 3.10.1, is 3.11.7"]
 
 
 def test_known_names():

@@ -16,6 +16,7 @@ from ddloco.debugger.recorded_job import SyncerFacts, open_job
 from ddloco.job.protocol.messages import Progress
 from ddloco.job.protocol.time_spent import TimeSpent
 from ddloco.job.protocol.work import Evaluated, OneStep
+from ddloco.stage.process.run_identity import identity_of
 from ddloco.workers.simulated.work import SimulatedWork
 
 GUILTY = "learner-1.1"
@@ -90,6 +91,10 @@ class Told:
             header=SimpleNamespace(code=f"ddloco 0.2.0 sources-{code}", fingerprint=fingerprint)
         )
 
+    def identity(self, who):
+        """As its tape says."""
+        return identity_of(self.tapes[who].header)
+
     def steps_of(self, who):
         """Its steps, with the batches or the losses that are given."""
         drawn = self._batches.get(who, [f"{who} {n}" for n in range(len(self._losses))])
@@ -138,7 +143,7 @@ RUNS = {
 }
 RUNS["source"] = (
     Told(other=GUILTY),
-    f"{GUILTY}: program is ddloco 0.2.0 sources-b; of the others ddloco 0.2.0 sources-a",
+    f"{GUILTY}: ddloco is ddloco 0.2.0 sources-b; of the others ddloco 0.2.0 sources-a",
 )
 ASKED = ("batches", "held-out loss", "settings", "time")
 

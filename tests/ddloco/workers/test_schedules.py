@@ -89,6 +89,16 @@ def test_a_schedule_that_is_not_told_the_step_says_where_it_belongs():
         optimizer.update(ones, optimizer.init(ones), ones, global_step=1)
 
 
+def test_an_optimizer_that_takes_some_extra_arguments_gets_those():
+    """Its own error says which one it lacks, as that of SAM in one step."""
+    optimizer = with_extra_arguments(
+        optax.contrib.sam(optax.sgd(1.0), optax.sgd(0.1), opaque_mode=True)
+    )
+    ones = {"w": jnp.ones(1)}
+    with pytest.raises(ValueError, match="grad_fn must be provided"):
+        optimizer.update(ones, optimizer.init(ones), ones, global_step=1, value=1.0)
+
+
 def test_an_optimizer_may_adapt_to_the_loss(arena, monkeypatch):
     """`reduce_on_plateau` needs it as `value`; and the state of it travels."""
     adapting = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ddloco.workers.task import Task, TaskError, load_task, task_digest
+from ddloco.workers.task import Task, TaskError, load_task, task_digests
 
 SOURCE = """
 class Good:
@@ -80,12 +80,12 @@ def test_what_is_wrong_is_said_in_one_line(source, spec, options, said):
 
 def test_the_digest_is_that_of_the_source_file(source):
     """The digest follows the file's bytes and nothing else."""
-    first = task_digest("user_task:good")
-    assert hashlib.sha256(source.read_bytes()).hexdigest() == first
+    first = task_digests("user_task:good")
+    assert {"user_task.py": hashlib.sha256(source.read_bytes()).hexdigest()} == first
 
     source.write_text(SOURCE + "\n")
 
-    assert task_digest("user_task:good") != first
+    assert task_digests("user_task:good") != first
 
 
 def test_a_module_in_folders_of_folders_has_a_digest(source):
@@ -93,11 +93,13 @@ def test_a_module_in_folders_of_folders_has_a_digest(source):
     deep = source.parent / "user_folder" / "within"
     deep.mkdir(parents=True)
     (deep / "user_deep.py").write_text(SOURCE)
-    assert task_digest("user_folder.within.user_deep:good") == task_digest("user_task:good")
+    [(name, digest)] = task_digests("user_folder.within.user_deep:good").items()
+    assert name == "user_folder/within/user_deep.py"
+    assert [digest] == [*task_digests("user_task:good").values()]
 
 
 @pytest.mark.parametrize("name", ["user_absent", "user_absent.child", "sys"])
 def test_a_module_without_source_has_no_digest(name):
     """What cannot be read cannot be digested."""
     with pytest.raises(TaskError, match=name):
-        task_digest(f"{name}:task")
+        task_digests(f"{name}:task")

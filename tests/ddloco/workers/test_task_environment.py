@@ -2,17 +2,20 @@
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from ddloco.stage.process.run_identity import file_digest
 from ddloco.workers import task_environment
 from ddloco.workers.environment import RECORDED
 from ddloco.workers.task import TaskError
 from ddloco.workers.task_environment import (
+    FILES_MAX,
     NAMES_MAX,
+    TaskReads,
     refuse_late_settings,
     watch_environment,
-    what_was_read,
 )
 
 
@@ -54,22 +57,22 @@ def task(tmp_path, monkeypatch):
 def test_each_way_to_read_one_is_noticed(task, text):
     """A number is recorded as it is."""
     task(text)
-    assert what_was_read() == {"task.env.LR": "0.03"}
+    assert TaskReads().new() == {"task.env.LR": "0.03"}
 
 
 def test_secrets_are_not_recorded_and_can_be_compared(task):
     """Only a digest; a switch is no secret, and what is not there has no value."""
     task("import os; [os.environ.get(name) for name in ('TOKEN', 'FLAG', 'GONE')]")
-    found = what_was_read()
+    found = TaskReads().new()
     assert found.pop("task.env.TOKEN").startswith("sha256 ")
     assert found == {"task.env.FLAG": "True", "task.env.GONE": "not set"}
-    assert "hf_abc" not in str(what_was_read())
+    assert "hf_abc" not in str(TaskReads().new())
 
 
 def test_the_first_value_counts(task):
     """What the task sets itself is no setting of the run."""
     task("import os; os.environ.get('LR'); os.environ['LR'] = '7'; os.environ.get('LR')")
-    assert what_was_read() == {"task.env.LR": "0.03"}
+    assert TaskReads().new() == {"task.env.LR": "0.03"}
 
 
 def test_others_read_what_they_want(task):
@@ -77,11 +80,52 @@ def test_others_read_what_they_want(task):
     all of them."""
     task("import tempfile; tempfile.gettempdir()")
     task("import os; os.environ['XLA_FLAGS']")
-    assert what_was_read() == {}
+    assert TaskReads().new() == {}
     for number in range(NAMES_MAX + 1):
         os.environ[f"OF_THE_TEST_{number}"] = "1"
     task("import os; dict(os.environ)")
-    assert what_was_read() == {}
+    assert TaskReads().new() == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "with open('data.txt') as file: file.read()",
+        "import pathlib; pathlib.Path('data.txt').read_text()",
+        "import numpy; numpy.loadtxt('data.txt')",
+        "import os; os.close(os.open('data.txt', os.O_RDONLY))",
+    ],
+)
+def test_files_that_a_task_opens_are_noticed(task, tmp_path, monkeypatch, text):
+    """Each way to open one, once, by its name in this folder and the digest of its bytes."""
+    monkeypatch.setattr(task_environment, "_opened", None)
+    monkeypatch.chdir(tmp_path)
+    Path("data.txt").write_text("1 2 3\n")
+    watch_environment()
+    reads = TaskReads()
+    task(text)
+    assert reads.new() == {"file data.txt": file_digest(Path("data.txt"))}
+    task(text)
+    assert reads.new() == {}
+
+
+def test_files_that_are_no_data_are_not_noticed(task, tmp_path, monkeypatch):
+    """What is written, imported, or of the system; and no more than a few."""
+    monkeypatch.setattr(task_environment, "_opened", None)
+    monkeypatch.chdir(tmp_path)
+    Path("helping.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    watch_environment()
+    for mode in ("w", "a", "r+"):
+        task(f"open('out.txt', {mode!r}).close()")
+    task("import helping; open('/proc/self/status').close(); open('/etc/hosts').close()")
+    task("import contextlib\nwith contextlib.suppress(OSError): open('none.txt')")
+    for number in range(FILES_MAX + 5):
+        Path(f"{number}.txt").touch()
+        task(f"open('{number}.txt').close()")
+    found = TaskReads().new()
+    assert {*found} <= {f"file {number}.txt" for number in range(FILES_MAX + 5)}
+    assert len(found) == FILES_MAX
 
 
 def test_what_is_watched_is_the_environment(task):

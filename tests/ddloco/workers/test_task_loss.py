@@ -132,6 +132,15 @@ def test_an_evaluation_without_a_held_out_loss_is_refused():
         held_out("a:task", {"accuracy": 1.0})
 
 
+@pytest.mark.parametrize("found", ["0.5", b"1", True, np.bool_(True), (0.5, 1.0), np.ones(1), None])
+def test_what_is_no_held_out_loss_is_refused(found):
+    """Also what Python would make a number of."""
+    with pytest.raises(
+        TaskError, match=rf"evaluate returns a {type(found).__name__}; want the held"
+    ):
+        held_out("a:task", found)
+
+
 @pytest.mark.parametrize(
     ("loss", "found"),
     [

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ddloco.job.protocol.fragment_plan import is_state
+from ddloco.job.protocol.messages import COUNTERS_MAX
 from ddloco.workers import rpc
 from ddloco.workers.rpc import span_of
 from ddloco.workers.task import TaskError, load_task
@@ -142,6 +143,26 @@ def test_the_held_out_loss_is_of_the_merged_state(arena):
     assert scored.metrics["steps"] == 0
     assert pytest.approx(mean) == scored.metrics["mean"]
     assert 0 < mean
+
+
+def test_whole_numbers_of_any_shape_are_told():
+    """As many as a message holds, in the order of the leaves; a leaf that does not fit is named."""
+    shapes = {
+        "a": jnp.zeros((2, 3), jnp.int32), "b": jnp.zeros((), jnp.int8), "c": jnp.zeros(2),
+        "d": jnp.ones(COUNTERS_MAX, jnp.int32), "e": jnp.zeros(1, jnp.uint32),
+        "f": jnp.zeros(0, jnp.int32),
+    }  # fmt: skip
+    layout = StateLayout(shapes)
+    assert layout.untold == ["d"]
+    assert "evaluate gets d of the task's state" in layout.untold_said
+    there = {**shapes, "a": jnp.arange(6, dtype=jnp.int32).reshape(2, 3), "b": jnp.int8(7)}
+    told = [int(each) for leaf in layout.counters_of(there) for each in leaf.ravel()]
+    assert told == [0, 1, 2, 3, 4, 5, 7, 0]
+    for wrong in ([], told[:3], [2**40, *told[1:]]):
+        assert not layout.with_counters(shapes, wrong)["a"].any()
+    found = layout.with_counters(shapes, told)
+    assert [each.tolist() for each in (found["a"], found["b"])] == [[[0, 1, 2], [3, 4, 5]], 7]
+    assert found["d"].all()
 
 
 class Changing(Stateful):

@@ -1181,6 +1181,7 @@ def test_a_model_that_cannot_be_scored_is_still_saved(open_harness):
     effects = harness.saved(effects)
     failed = harness.tell(WorkFailed(of(Evaluate, effects)[0].work, "task", "no data"))
     assert [{"reason": "no data"}] == observed("not evaluated", failed)
+    assert ["no data"] == [each["not_evaluated"] for each in observed("result", failed)]
     assert ["stopped"] == [finish.status for finish in of(Finish, failed)]
 
 

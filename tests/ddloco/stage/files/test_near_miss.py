@@ -9,7 +9,8 @@ from ddloco.simulation.scenario import Scenario
 from ddloco.stage.files.faults import Faults
 from ddloco.stage.files.near_miss import did_you_mean
 from ddloco.stage.files.toml import ConfigError, Section
-from ddloco.stage.process.entry_point import NamedError, called, check_function, source_digest
+from ddloco.stage.process.entry_point import NamedError, called, check_function
+from ddloco.stage.process.entry_sources import source_digests
 
 FAULT = {"what": "crash", "who": "learner-1", "at_s": 1.0}
 
@@ -71,9 +72,9 @@ def test_tasks(tmp_path, monkeypatch):
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "model.py").write_text("")
     with pytest.raises(NamedError, match=r"installed; did you mean classifier\?"):
-        source_digest("task", "clasifier:task")
+        source_digests("task", "clasifier:task")
     with pytest.raises(NamedError, match=r"installed; did you mean inner.model\?"):
-        source_digest("task", "inner.modell:task")
+        source_digests("task", "inner.modell:task")
 
 
 @pytest.mark.parametrize(

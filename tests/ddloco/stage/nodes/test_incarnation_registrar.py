@@ -105,10 +105,17 @@ def test_an_actor_that_resumes_keeps_its_number_once(harness):
 
 
 def test_another_task_is_told_and_let_in(harness):
-    """Its source differs: both sides are told which."""
-    answer = harness.ask(task="00" * 32)
-    assert answer.number == 1
-    assert "the source of task json:loads differs: sha256" in answer.warning
+    """Its source differs: both sides are told which. Files that only one has, and versions of
+    Python, are no difference."""
+    theirs = dict(want_of(program_of(JOB), 0).identity)
+    theirs |= {"python": "3.99", "source json/more.py": "00" * 32}
+    assert Granted(1) == harness.ask("learner-0.2/grant", identity=theirs)
+    theirs["source json/decoder.py"] = "00" * 32
+    answer = harness.ask(identity=theirs)
+    assert answer.number == 2
+    said = "task json:loads differs: the source file json/decoder.py is "
+    assert answer.warning.startswith(said)
+    assert answer.warning.endswith(" at syncer, 000000000000 at learner-0")
     assert ["task differs"] == [event for event, _ in harness.notes]
 
 
@@ -124,7 +131,8 @@ def test_other_settings_are_named_and_refused(harness):
 def test_another_version_is_refused_by_name(harness):
     """Its messages or recordings are others: whoever reads it knows what to do. It is said before
     the settings, which another version may have more of."""
-    answer = harness.ask(code="ddloco 0.1.0 sources-0", agreement="0", job=job_of(interval=48))
+    former = {"ddloco": "ddloco 0.1.0 sources-0"}
+    answer = harness.ask(identity=former, agreement="0", job=job_of(interval=48))
     assert answer.reason.startswith(
         "it runs ddloco 0.1.0 sources-0, whose messages or recordings are not those of ddloco "
     )
@@ -144,9 +152,9 @@ def test_a_request_of_the_former_protocol_is_answered(harness):
 
 def test_other_sources_of_the_same_behaviour_are_told_and_let_in(harness):
     """Such as those of a checkout that has a commit more."""
-    answer = harness.ask(code="ddloco 0.2.0 sources-0")
+    answer = harness.ask(identity={"ddloco": "ddloco 0.2.0 sources-0", "jax": "0.0.1"})
     assert answer.number == 1
-    assert answer.warning.endswith("learner-0 ddloco 0.2.0 sources-0")
+    assert " at syncer, ddloco 0.2.0 sources-0 at learner-0; jax is " in answer.warning
     assert ["code differs"] == [event for event, _ in harness.notes]
 
 

@@ -50,6 +50,9 @@ class Alone:
         )  # fmt: skip
         self.closed = hosted.finish is not None
 
+    def sources(self, folder):
+        return {}
+
     def failure(self, error, incarnation):
         return Finish("failed", f"{type(error).__name__}: {error}")
 

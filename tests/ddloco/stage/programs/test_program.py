@@ -99,7 +99,7 @@ def test_a_production_is_found_again():
     loaded = load_program(f"{HERE}:good", {"who": "master"})
     plain = loaded.as_plain()
     again = load_program(plain["program"], plain["options"])
-    assert (again.id, again.digest) == (loaded.id, loaded.digest)
+    assert (again.id, again.digests) == (loaded.id, loaded.digests)
     assert loaded.id.startswith("good-")
     assert loaded.id != load_program(f"{HERE}:good", {}).id
     assert loaded.listeners == ("master",)
