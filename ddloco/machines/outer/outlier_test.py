@@ -39,6 +39,9 @@ SIGMAS = 4.0
 of the cosine of random vectors of that length. Directions of correct learners are orthogonal at
 worst; a flipped sign negates the usual cosine."""
 
+DIRECTED_MIN = 128
+"""Elements that have a direction: of fewer, correct contributions may be opposed by chance."""
+
 MAJORITY = 3
 """With fewer contributions, a single wrong one can be what is usual."""
 
@@ -136,7 +139,7 @@ class OutlierTest:
             cosines = _against_others(rows)
             lowest = min(0.0, self._work.cosine or 0.0) - slack
             worst = self._most_at_odds(rows, cosines, slack)
-            if worst is None or cosines[worst] >= lowest:
+            if worst is None or cosines[worst] >= lowest or self._size < DIRECTED_MIN:
                 return dict(zip(live, cosines, strict=True))
             faults[live[worst]] = (
                 f"cosine {cosines[worst]:.3f} to the others, "

@@ -14,7 +14,7 @@ from ddloco.machines.outer.merge import (
     merge_fragment,
 )
 from ddloco.machines.outer.optimizers.table import zero_state
-from ddloco.machines.outer.outlier_test import RUN, SAMPLE, OutlierTest
+from ddloco.machines.outer.outlier_test import DIRECTED_MIN, RUN, SAMPLE, OutlierTest
 from ddloco.machines.outer.weights import lower_median, usual_norm
 from transport import DTYPES
 
@@ -132,6 +132,16 @@ def test_a_turned_sign_among_others(many):
     assert reasons[2].startswith("cosine -0.")
     assert outlier_test.measured[2].cosine is None
     assert all(outlier_test.measured[i].cosine > 0.3 for i in accepted)
+
+
+@pytest.mark.parametrize(
+    ("size", "accepted"), [(DIRECTED_MIN - 1, [0, 1, 2]), (DIRECTED_MIN, [0, 1])]
+)
+def test_few_numbers_have_no_direction(size, accepted):
+    """Two of three agree by chance, and the third one is as honest."""
+    merge = Merge(3, size=size, common=9.0, segments=(TensorSegment(0, size, "rda", "float32", 0),))
+    merge.deltas[2] = -merge.deltas[2]
+    assert accepted == merge.outlier_test()[0]
 
 
 def test_of_two_momentum_says_which_one_turned():
