@@ -139,10 +139,15 @@ def _start_point(loaded: LoadedProgram, folder: Path) -> StartPoint[Start] | Non
         return None
     place, snapshot = place_outside(said, folder)
     try:
-        return loaded.start_point(said, trust=loaded.trust)
+        found = loaded.start_point(said, trust=loaded.trust)
     except SnapshotError:
         _check_roles(place, snapshot, loaded)
         raise
+    new = [name for name in loaded.names if not found.known(name)]
+    if new:
+        told = _recorded_with(Path(place).parent / JOB_FILE)
+        raise SnapshotError(f"{place}: this program has {', '.join(new)}, the snapshot not{told}")
+    return found
 
 
 def _check_roles(place: str, snapshot: str, loaded: LoadedProgram) -> None:

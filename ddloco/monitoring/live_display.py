@@ -91,6 +91,29 @@ class LearnerView:
         return self.tokens / self.alive_s if self.alive_s > 0 else 0.0
 
 
+def _warning_of(line: dict[str, Any]) -> str:
+    """What is said of a line of the log behind its learner or actor; empty if it is no warning."""
+    match line["event"]:
+        case "disregarded":
+            return (
+                f": {line['in_row']} contributions in a row refused, {line['merged']} merged; the "
+                f"last: {line['reason']}"
+            )
+        case "worker busy":
+            return f": its worker has been in {line['call']} for {line['for_s']:.0f} s"
+        case "data failed":
+            again = f"is tried again in {line['again_s']:.3g} s"
+            return f": its data stream {again}: {line['reason']}"
+        case "data again":
+            return ": its data stream brings batches again"
+        case "host callback" | "state untold":
+            return f": {line['reason']}"
+        case "comes back":
+            return f": ended, and comes back: {line['reason']}"
+        case _:
+            return ""
+
+
 @dataclass
 class Board:
     job: Job
@@ -145,29 +168,12 @@ class Board:
             case "refused" | "starts over" | "sync repeated" | "message refused" | "not evaluated":
                 who = line.get("learner") or line.get("peer") or line["actor"]
                 self.troubles = [*self.troubles[-2:], f"{who}: {line['event']}, {line['reason']}"]
-            case "disregarded":
-                self._warn(
-                    f"{line['learner']}: {line['in_row']} contributions in a row refused, "
-                    f"{line['merged']} merged; the last: {line['reason']}"
-                )
             case "evaluating":
                 self.evaluating = True
             case "snapshot discarded":
                 self.discarded += 1
                 if self.discarded.bit_count() == 1:  # The first, second, fourth, and so on.
                     self._warn(f"snapshots that failed: {self.discarded}; {line['reason']}")
-            case "worker busy":
-                said = f"its worker has been in {line['call']} for {line['for_s']:.0f} s"
-                self._warn(f"{line['actor']}: {said}")
-            case "data failed":
-                when = f"is tried again in {line['again_s']:.3g} s"
-                self._warn(f"{line['actor']}: its data stream {when}: {line['reason']}")
-            case "data again":
-                self._warn(f"{line['actor']}: its data stream brings batches again")
-            case "host callback":
-                self._warn(f"{line['actor']}: {line['reason']}")
-            case "comes back":
-                self._warn(f"{line['actor']}: ended, and comes back: {line['reason']}")
             case "no merge":
                 self.standstill = (
                     f"no merge for {line['since_s']:.0f} s: waits for {line['reason']}"
@@ -176,6 +182,10 @@ class Board:
             case "fault":
                 lasts = f" for {line['for_s']:.1f} s" if line["for_s"] is not None else ""
                 self.troubles = [*self.troubles[-2:], f"{line['who']}: {line['what']}{lasts}"]
+            case _:
+                said = _warning_of(line)
+                if said:
+                    self._warn(f"{line.get('learner') or line['actor']}{said}")
 
     def _warn(self, said: str) -> None:
         self.troubles = [*self.troubles[-2:], said]

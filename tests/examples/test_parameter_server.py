@@ -129,6 +129,10 @@ def test_actors_that_a_program_lacks_are_named(played, tmp_path, capsys):
     assert ddloco("perform", PROGRAM, *fewer) == 2
     said = "the snapshot has trainer-2, this program does not; it was recorded with --set versions"
     assert capsys.readouterr().err == f"ddloco: {played}/snapshots: {said}=1000000\n"
+    more = ("--set", "trainers=4", "--dir", tmp_path / "more", "--from", played)
+    assert ddloco("perform", PROGRAM, *more) == 2
+    said = "this program has trainer-3, the snapshot not; it was recorded with --set versions"
+    assert capsys.readouterr().err == f"ddloco: {played}/snapshots: {said}=1000000\n"
 
 
 def test_other_arithmetic_is_named(played, monkeypatch, capsys):
