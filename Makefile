@@ -49,8 +49,9 @@ test-times:  ## the processor time of all tests except the slow ones, by folder
 slow: $(STAMP)  ## the tests that take minutes
 	$(PYTEST) -m slow
 
-soak: $(STAMP)  ## ten minutes of faults on a sharded job, then every invariant and the replay
+soak: $(STAMP)  ## ten minutes of faults on a sharded job, then every invariant and the replay; tapes with each field changed
 	$(BIN)/python -m tests.processes.soak --minutes 10
+	$(PYTEST) -m "slow or not slow" tests/processes/test_changed_tapes.py
 
 check: lint types  ## lint, format, import rules, types
 

@@ -18,7 +18,7 @@ from ddloco.api.experiment import (
     load_experiment,
     trials,
 )
-from ddloco.api.experiment_table import NOISE_ERRORS, case_rows, case_table
+from ddloco.api.experiment_table import NOISE_ERRORS, case_rows, case_table, losses_by_seed
 
 PICTURES = "pictures"
 
@@ -50,6 +50,7 @@ def section(
         f"`ddloco experiment {file}`: {count}, {took_s / 60:.0f} minutes in all.",
         "",
         *case_table(experiment, results),
+        *losses_by_seed(experiment, results),
         "",
         f"![Held-out losses of {said.name}]({picture})",
         "",

@@ -107,6 +107,15 @@ def case_table(experiment: Experiment, results: Sequence[CellResult]) -> list[st
     return lines
 
 
+def losses_by_seed(experiment: Experiment, results: Sequence[CellResult]) -> list[str]:
+    """Return the held-out loss of each seed as lines of Markdown, an item for each case."""
+    found = [""]
+    for row in case_rows(experiment, results):
+        told = [f"{each.seed}: {each.loss:.4f}" for each in row.results if each.loss is not None]
+        found += [f"* {row.name}, by seed: {', '.join(told)}"] if told else []
+    return found
+
+
 def said_of_identity(results: Sequence[CellResult]) -> list[str]:
     """Return as lines of Markdown what decides the results beside their settings: one list item for
     all of them, or several if the task or a version was changed while they ran."""

@@ -20,7 +20,7 @@ from ddloco.api.experiment import (
     run_cell,
     trials,
 )
-from ddloco.api.experiment_table import case_table, said_of_identity
+from ddloco.api.experiment_table import case_table, losses_by_seed, said_of_identity
 from ddloco.cli.ask import complain
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND
@@ -42,9 +42,8 @@ def experiment(given: argparse.Namespace) -> int:
         if given.json:
             print(msgspec.json.encode({"experiment": each.table.name, "cells": results}).decode())
         else:
-            SafeConsole().print(
-                Markdown("\n".join((*case_table(each, results), *said_of_identity(results))))
-            )
+            lines = (*case_table(each, results), *losses_by_seed(each, results))
+            SafeConsole().print(Markdown("\n".join((*lines, *said_of_identity(results)))))
     return 0
 
 

@@ -143,6 +143,7 @@ def test_the_page_has_a_table_and_a_picture(file, page):
     assert lines[0].endswith("| the paper |")
     assert "| one | 2.1000 ± 0.1414 | - | 24 | 50.0 % | 1.0 | 2.0 | 12 s | - |" == lines[2]
     text, drawn = page.pages({"quorum.toml": (loaded, found)}, "pictures")
+    assert "\n* one, by seed: 0: 2.0000, 1: 2.2000\n" in text
     assert "`ddloco experiment quorum.toml`" in text
     assert "This shows that it works." in text
     assert "(pictures/experiment-quorum.svg)" in text
