@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from clocks import is_incarnation
 from ddloco.job.config import Job
 from ddloco.job.protocol.status import Numbers
 from ddloco.monitoring.loss_chart import LossCurve, draw_losses
@@ -99,6 +100,12 @@ def _warning_of(line: dict[str, Any]) -> str:
                 f": {line['in_row']} contributions in a row refused, {line['merged']} merged; the "
                 f"last: {line['reason']}"
             )
+        case "state taken over" if line["batches"] and is_incarnation(line["from"]):
+            told = f"goes on with the state of {line['from']}, after batch {line['batches']:,}"
+            return f" {told}; its own steps that were not merged are lost"
+        case "state lost":
+            told = f"goes on after batch {line['batches']:,} without the optimizer's state"
+            return f" {told}, which nobody could give it; its steps that were not merged are lost"
         case "worker busy":
             return f": its worker has been in {line['call']} for {line['for_s']:.0f} s"
         case "data failed":

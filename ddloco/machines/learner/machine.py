@@ -430,6 +430,8 @@ class Learner(OwnMachine):
         if isinstance(said, Resume):
             effects = recovery.resume(said, self.lead)
             if not said.donor and not recovery.own:
+                if said.batches:
+                    effects.append(Observe("state lost", {"batches": said.batches}))
                 # The syncer sends the global fragments that this report shows to be missing.
                 return [*effects, *self._report(), *self._begin(at)]
         elif len(said.versions) != len(self.versions) or not all(v >= 0 for v in said.versions):

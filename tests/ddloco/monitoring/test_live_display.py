@@ -122,6 +122,21 @@ def test_board_says_who_is_gone_and_what_went_wrong():
     ]
 
 
+def test_board_says_what_a_return_has_lost():
+    """Whose state a learner goes on with, or that it has none; nothing of one that is new, or that
+    goes on with its own."""
+    board = Board(JOB)
+    taken = {"event": "state taken over", "actor": "learner-1", "copy": 3}
+    board.take({**taken, "from": "learner-0.1", "batches": 0})
+    board.take({**taken, "from": "syncer.1-7", "batches": 8})
+    assert board.news == []
+    board.take({**taken, "from": "learner-0.1", "batches": 8})
+    board.take({"event": "state lost", "actor": "learner-1", "batches": 8})
+    one, other = board.news
+    assert one.startswith("learner-1 goes on with the state of learner-0.1, after batch 8;")
+    assert other.startswith("learner-1 goes on after batch 8 without the optimizer's state")
+
+
 def test_board_shows_faults():
     """A fault is a trouble while the newest of them are shown, with its duration if it has one."""
     board = Board(JOB)
