@@ -147,18 +147,20 @@ def watch_environment() -> None:
         _opened = OpenedFiles()
 
 
-def refuse_late_settings(task: str, before: dict[str, str]) -> None:
-    """Refuse, with ``TaskError``, a task that has set variables which JAX had read already."""
+def refuse_late_settings(task: str, before: dict[str, str], *, started: bool = False) -> None:
+    """Refuse, with ``TaskError``, a task that has set variables which JAX had read already; once it
+    has ``started``, that is all of them."""
     for name in sorted(RECORDED):
         value = os.environ.get(name)
         key = name.lower()
-        if value == before.get(name) or value is None or not hasattr(jax.config, key):
+        known = hasattr(jax.config, key)
+        if value == before.get(name) or value is None or not (known or started):
             continue
-        if _spelled(value) != _spelled(str(getattr(jax.config, key))):
+        if not known or _spelled(value) != _spelled(str(getattr(jax.config, key))):
+            or_call = f", or call jax.config.update({key!r}, ...)" if known else ""
             raise TaskError(
                 f"task {task}: sets {name} in os.environ when JAX has read it already, so it has "
-                f'no effect; set {name} = "{value[:40]}" in [worker.env] of the job file, or call '
-                f"jax.config.update({key!r}, ...)"
+                f'no effect; set {name} = "{value[:40]}" in [worker.env] of the job file{or_call}'
             )
 
 

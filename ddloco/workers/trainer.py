@@ -303,6 +303,7 @@ class Trainer:
         self._programs: Callable[[], int] = self._update._cache_size
         self._sums = summing(self._placement.everywhere())
         self._leaves_if_corrupt = request.leaves_if_corrupt
+        self._settings = dict(os.environ)
         found = {**device_fingerprint(), **self._placement.fingerprint(), **self._frozen_digest}
         found |= self._reads.new()
         return rpc.Prepared(leaves, found, sources_of(request.task.partition(":")[0]))
@@ -456,6 +457,8 @@ class Trainer:
                 now = self._params, self._opt_state, self._state, step.loss
                 twice = self._digests(*now, request.check)
                 corrupt = self._compared(once, twice, request.step, first=first)
+        if first:
+            refuse_late_settings(self._name, self._settings, started=True)
         told = [each.loss for each in steps], self._layout.counters_of(self._state)
         losses, counters = jax.device_get(told)
         *earlier, last = (

@@ -146,6 +146,18 @@ def test_a_setting_that_comes_too_late_is_refused(task):
         refuse_late_settings("m:task", before)
 
 
+def test_a_setting_after_the_start_is_refused(task):
+    """Also one that JAX reads only when it opens its devices."""
+    before = dict(os.environ)
+    refuse_late_settings("m:task", before, started=True)
+    task("import os; os.environ['XLA_FLAGS'] = '--xla_none'; os.environ['NO_SETTING'] = '1'")
+    refuse_late_settings("m:task", before)
+    with pytest.raises(
+        TaskError, match=r'set XLA_FLAGS = "--xla_none" in \[worker.env\] of the job'
+    ):
+        refuse_late_settings("m:task", before, started=True)
+
+
 def test_a_setting_that_was_made_otherwise_as_well_is_none(task, monkeypatch):
     """The task has called ``jax.config.update``, too."""
     before = dict(os.environ)

@@ -578,8 +578,10 @@ def test_who_comes_back_waits_to_hear_where_its_data_goes_on(make_job, leaves):
     harness = Harness(make_job(fragments=P, interval=P), leaves, "learner-0.2")
     harness.join()
     assert [] == of(RunStep, harness.parameters())
-    (run,) = of(RunStep, harness.say(Resume(7, "")))
+    effects = harness.say(Resume(7, ""))
+    (run,) = of(RunStep, effects)
     assert 7 == run.skip
+    assert [{"batches": 7}] == [e.fields for e in of(Observe, effects) if e.event == "state lost"]
     harness.finish_step()
     assert 8 == harness.machine._state().batches
 
