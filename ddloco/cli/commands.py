@@ -298,6 +298,10 @@ folder RUN:path                   the run folder, or one tape
 --without LEARNER*                with --until merge:T: compute that merge again without the
                                   contribution of this learner, and show the difference of each
                                   tensor; may be given again
+--watch CONDITION                 stop after the first inner step after which this holds, such as
+                                  'learner-1 second/w norm > 1'; see below
+--last                            with --watch: name the step at which it began to hold for the
+                                  last time
 ~--pdb                            a debugger at each breakpoint() of the task, and with --until
                                   also there
 ~--shell                          with --until: a Python prompt there
@@ -305,8 +309,14 @@ folder RUN:path                   the run folder, or one tape
 --verbose                         with a difference: also the whole events and what led to them
 --json                            print the findings as JSON
 """, more="""\
-Exit code 0: everything was identical. 1: the first difference is named, with its event,
-or a tape is missing and the gap is named. 2: a tape cannot be read.""", run="replay"),
+A condition of --watch is LEARNER [KIND] TENSOR MEASURE OP NUMBER, or LEARNER loss OP NUMBER.
+KIND is params, optimizer, update (the difference that the newest step made) or state, MEASURE
+is norm, largest or not-finite (a count), OP is < <= > >= == or !=. A * in a tensor's name
+stands for any letters: 'learner-0 * not-finite > 0'. --until shows the names.
+
+Exit code 0: everything was identical, or the condition held. 1: the first difference is
+named, with its event; or a tape is missing and the gap is named; or the condition never
+held. 2: a tape cannot be read.""", run="replay"),
 Command("why", "explain a recorded run: what stands out, a merge, an absence, an event, a loss", """
 folder RUN:path                   the run folder
 @trust

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import trio
+from msgspec import structs
 from rich.console import Console
 from rich.progress import Progress
 
@@ -24,6 +25,7 @@ from ddloco.debugger.learner_time import times_of
 from ddloco.debugger.merge_without import merge_without
 from ddloco.debugger.recorded_job import RecordedJob, open_job, open_run
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
+from ddloco.debugger.watch import tensor_lines, watch
 from ddloco.debugger.wording import phrase
 from ddloco.job.protocol.tape_facts import is_simulated
 from ddloco.monitoring.live_display import PLAIN_LINE_S
@@ -36,6 +38,7 @@ from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import NamedError
+from ddloco.stage.process.terminal import quoted
 from ddloco.workers.breakpoints import Turn
 from ddloco.workers.executor import WorkerRequestError
 from ddloco.workers.task import TaskError
@@ -60,6 +63,10 @@ def replay(given: argparse.Namespace) -> int:
     if given.shell and not given.until:
         return complain("--shell: wants --until, which says where to stop")
     kind, _, merge = given.until.partition(":")
+    if given.last and not given.watch:
+        return complain("--last: wants --watch, which says what to look for")
+    if given.watch and (given.until or given.snapshot):
+        return complain("--watch: begins where the tapes begin; leave out --until and --from")
     if given.without and not (kind == "merge" and merge.isdecimal()):
         return complain("--without: wants --until merge:T, the merge that is computed again")
     console = SafeConsole(stderr=True)
@@ -82,6 +89,8 @@ def replay(given: argparse.Namespace) -> int:
                 return _merge_without(given, int(merge), warn.add)
             if given.until:
                 return _replay_until(given, warn)
+            if given.watch:
+                return _watch(given, warn)
             tapes = open_recording(given.folder, salvage=given.salvage)
             check_task(tapes, given.folder, given.task, trust=given.trust)
             replay = replay_of(
@@ -241,6 +250,22 @@ def _replay_until(given: argparse.Namespace, warn: _Differences) -> int:
     return FOUND
 
 
+def _watch(given: argparse.Namespace, warn: _Differences) -> int:
+    run = open_job(given.folder, salvage=given.salvage, trust=given.trust)
+    options = {"trust": given.trust, "task": given.task, "salvage": given.salvage}
+    found, steps, report = watch(run, given.watch, last=given.last, warn=warn.add, **options)
+    if given.json:
+        print(json.dumps({"found": msgspec.to_builtins(found), "steps": steps}, indent=2))
+    elif found is not None:
+        words = ["ddloco", "replay", given.folder, "--until", found.event, "--shell"]
+        print(f"{found.line()}\ngo there with: {quoted(words)}")
+    else:
+        print(f"it never held, after {steps:,} inner steps")
+    if report.divergences:
+        _print_report(report, given, changed=warn.any)
+    return HELD if found is not None and not report.divergences else FOUND
+
+
 def _merge_without(given: argparse.Namespace, t: int, warn: Callable[[str], None]) -> int:
     run = open_job(given.folder, salvage=given.salvage, trust=given.trust)
     found = merge_without(run, t, given.without, task=given.task, trust=given.trust, warn=warn)
@@ -254,13 +279,19 @@ def _merge_without(given: argparse.Namespace, t: int, warn: Callable[[str], None
 def _look_at(there: StoppedReplay, given: argparse.Namespace) -> None:
     before = f"{there.incarnation}:{there.number}"
     if given.json:
+        tensors = msgspec.to_builtins([structs.asdict(each) for each in there.tensors])
         plain = {"before": before, "status": there.status, "arrays": there.arrays()}
+        plain |= {"tensors": tensors}
         print(json.dumps(plain, indent=2))
         return
     print(f"stopped before {before}: {phrase(there.event)}")
     for name, part in there.runners.items():
         print(f"  {name} has handled event {part.actor.number} and holds {len(part.arrays)} arrays")
     print(f"  arrays of {there.incarnation}: {', '.join(there.arrays()) or 'none'}")
+    if there.tensors:
+        print("  state of its worker after the step that it was asked for last:")
+    for line in tensor_lines(there.tensors):
+        print(f"    {line}")
     names: dict[str, Any] = {
         "replay": there,
         "run": there.run,
@@ -269,6 +300,7 @@ def _look_at(there: StoppedReplay, given: argparse.Namespace) -> None:
         "event": there.event,
         "array": there.array,
         "arrays": there.arrays,
+        "tensors": {each.name: each for each in there.tensors},
     }
     if given.shell:
         # exit() raises SystemExit, which here means no more than Ctrl-D.

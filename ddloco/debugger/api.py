@@ -20,6 +20,7 @@ from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.debugger.run_diff import RunDiff, compare
 from ddloco.debugger.stopped_replay import Tensors, arrays_at
 from ddloco.debugger.story import Line, story_of
+from ddloco.debugger.watch import Watched, watch
 from ddloco.debugger.wording import phrase
 from ddloco.stage.actors.actor import Machine
 from ddloco.stage.files.toml import ConfigError
@@ -178,6 +179,19 @@ class Run:
         """
         names = [without] if isinstance(without, str) else without
         return merge_without(self._training, t, names, trust=self.recorded.trust)
+
+    def watch(self, condition: str, *, last: bool = False) -> Watched | None:
+        """Replay the run until a condition holds of a learner's state; None if it never does.
+
+        Args:
+            condition: such as "learner-1 second/w norm > 1"; see ``ddloco replay --help``.
+            last: whether to find when it began to hold for the last time.
+
+        Raises:
+            ConfigError: the condition cannot be read, or names what is not there.
+            TapeError, WorkerRequestError: the run cannot be replayed.
+        """
+        return watch(self._training, condition, last=last, trust=self.recorded.trust)[0]
 
     def detect(self) -> list[Found]:
         """Return all that stands out in a run of a job, as ``ddloco why RUN`` says it.

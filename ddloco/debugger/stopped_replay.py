@@ -1,6 +1,6 @@
 """A replay that stops at a consistent cut: every actor's machine and arrays, as they were there."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from clocks import actor_of
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.replayer.job_executor import JobExecutor
 from ddloco.replayer.recording import check_task
 from ddloco.replayer.replay_of import replay_of
 from ddloco.replayer.report import Report
@@ -20,6 +21,7 @@ from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.stage.actors.status import actor_status
 from ddloco.stage.arrays.array_table import HostCopy
 from ddloco.stage.files.toml import ConfigError
+from ddloco.workers.rpc import TensorMeasure
 from transport import DTYPES, Payload, tensors_of
 
 Tensors = dict[str, NDArray[Any]]
@@ -28,12 +30,17 @@ Tensors = dict[str, NDArray[Any]]
 class StoppedReplay:
     """A job in the middle of its replay, workers and all, before the actor ``incarnation`` handles
     event ``number``. ``status`` is its machine's, or what is seen of it from outside
-    (``ActorStatus``)."""
+    (``ActorStatus``); ``tensors`` are measures of its worker's parameters and optimizer's state."""
 
     def __init__(
-        self, run: RecordedRun, runners: Mapping[str, TapeRunner], incarnation: str, number: int
+        self,
+        run: RecordedRun,
+        runners: Mapping[str, TapeRunner],
+        incarnation: str,
+        number: int,
+        tensors: Sequence[TensorMeasure] = (),
     ) -> None:
-        self.run, self.runners = run, runners
+        self.run, self.runners, self.tensors = run, runners, tensors
         self.incarnation, self.number = incarnation, number
         self.event = next((e for r, e in run.events(incarnation) if r.n == number), None)
         actor = runners[incarnation].actor
@@ -118,9 +125,14 @@ def replay_until(
     limits = {**known, incarnation: number - 1}
     replay = replay_of(run.path, progress, warn, task=task, trust=trust, turns=turns, limits=limits)
 
-    def stop(runners: Mapping[str, TapeRunner]) -> None:
-        if not replay.report.divergences:
-            look(StoppedReplay(run, runners, incarnation, number))
+    async def stop(runners: Mapping[str, TapeRunner]) -> None:
+        if replay.report.divergences:
+            return
+        executor = runners[incarnation].pending.executor
+        tensors: Sequence[TensorMeasure] = ()
+        if isinstance(executor, JobExecutor):
+            tensors = (await executor.measures("*")).tensors
+        look(StoppedReplay(run, runners, incarnation, number, tensors))
 
     return trio.run(replay.run, stop)
 

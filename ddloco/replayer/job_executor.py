@@ -13,6 +13,7 @@ from clocks import actor_of
 from ddloco.job.config import Job, Worker
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.work import (
+    Differentiate,
     EncodeFragment,
     FragmentEncoded,
     FragmentMerged,
@@ -20,6 +21,7 @@ from ddloco.job.protocol.work import (
     MergeFragment,
     Recover,
     Recovered,
+    RunStep,
     StepFinished,
     first_tensor,
 )
@@ -46,6 +48,20 @@ from replay import Tape
 
 
 @final
+@dataclass(frozen=True)
+class StepWatch:
+    """What is looked at after each inner step of an actor, by name or incarnation: the tensors
+    whose names match a pattern. The replay ends when ``look`` returns True."""
+
+    actor: str
+    wanted: str
+    look: Callable[[str, StepFinished, rpc.Looked], bool]
+
+    def of(self, incarnation: str) -> bool:
+        return self.actor in {incarnation, actor_of(incarnation)}
+
+
+@final
 @dataclass
 class JobExecutor:
     started: Started
@@ -56,6 +72,8 @@ class JobExecutor:
     change: WhatIf | None
     report: Report
     warn: Callable[[str], None] = lambda _: None
+    watch: StepWatch | None = None
+    enough: Callable[[], None] = lambda: None
     _knows_state: bool = field(default=True, init=False)
     """Whether the worker has the parameters and moments that it had in the run."""
     _merges: list[trio.Event] = field(default_factory=list[trio.Event], init=False)
@@ -71,7 +89,25 @@ class JobExecutor:
         if not self._can_do(work):
             return None
         coming = self.executor.do(work)
+        if self.watch is not None and isinstance(work, RunStep | Differentiate):
+            return self._watched(coming, self.watch)
         return self._merged(coming) if isinstance(work, MergeFragment) else coming
+
+    async def _watched(self, coming: Awaitable[WorkResult], watch: StepWatch) -> WorkResult:
+        """Let the state after a step be looked at, before anything else changes it."""
+        result = await coming
+        if isinstance(result, StepFinished):
+            measures = await self.measures(watch.wanted)
+            if watch.look(self.started.incarnation, result, measures):
+                self.enough()
+        return result
+
+    async def measures(self, wanted: str) -> rpc.Looked:
+        """Measure the tensors of the worker's state whose names match a pattern; those of a
+        simulation have none."""
+        if isinstance(self.executor, WorkExecutor):
+            return await self.executor.look(wanted)
+        return rpc.Looked(())
 
     def _changed(self, work: Work) -> Work:
         return work if self.change is None else self.change.changed(work)

@@ -12,7 +12,7 @@ from ddloco.job.protocol.tape_facts import STATE_PIECES, is_simulated
 from ddloco.job.protocol.work import FragmentMerged, StepFinished
 from ddloco.machines.registry import machine_for
 from ddloco.replayer.comparer import open_comparison
-from ddloco.replayer.job_executor import JobExecutor, open_executor
+from ddloco.replayer.job_executor import JobExecutor, StepWatch, open_executor
 from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.start_point import Permit
@@ -50,6 +50,7 @@ class JobTapes:
     warn: Callable[[str], None]
     turns: Path | None
     permit: Permit
+    watch: StepWatch | None = None
     start_point: JobStartPoint | None = None
     _histories: dict[str, FragmentHistory] = field(default_factory=dict[str, FragmentHistory])
     _memories: dict[str, FragmentMemory] = field(default_factory=dict[str, FragmentMemory])
@@ -104,6 +105,9 @@ class JobTapes:
             replay_executor = JobExecutor(
                 started, job, executor, arrays, history, change, state.report, self.warn
             )
+            if self.watch is not None and self.watch.of(each.incarnation):
+                replay_executor.watch = self.watch
+                replay_executor.enough = state.gate.reached.set
             fresh = new_actor(each.incarnation, machine_for(job, each.incarnation))
             actor = start.actor if start is not None else fresh
             player = Player(each, Happened, actor, actor.number)

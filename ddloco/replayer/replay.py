@@ -9,7 +9,7 @@ the gap is named.
 """
 
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, final
@@ -33,7 +33,8 @@ OpenRunner = Callable[[ReplayState, Tape, Path], AbstractAsyncContextManager[Tap
 
 @final
 class Replay:
-    """Replays the tapes of one run, to their ends or to ``limits``, the clock of an event.
+    """Replays the tapes of one run, to their ends, to ``limits``, the clock of an event, or, if it
+    ``stops``, until the gate is told that it has been reached.
     ``names`` are the actors that the run may have had; without tapes of the ``optional`` ones the
     replay is complete if nothing came from them. What is before the cut of ``start_point`` is not
     played. ``TapeError`` if there is no event to play."""
@@ -49,6 +50,7 @@ class Replay:
         start_point: StartPoint[Any] | None = None,
         progress: Callable[[int], None] = lambda _: None,
         limits: Mapping[str, int] | None = None,
+        stops: bool = False,
     ) -> None:
         report = self.report = Report()
         self.start_point = start_point
@@ -77,7 +79,7 @@ class Replay:
             progress=progress,
             limits=limits,
         )
-        self._stops = limits is not None
+        self._stops = stops
         self._open_runner = open_runner
         self._runners: dict[str, TapeRunner] = {}
 
@@ -99,9 +101,11 @@ class Replay:
                 self.report.gaps.append(gap)
         return True
 
-    async def run(self, look: Callable[[Mapping[str, TapeRunner]], None] | None = None) -> Report:
-        """Replay everything, or up to the limits, where ``look`` is called with what plays each
-        tape, by incarnation; workers are still open."""
+    async def run(
+        self, look: Callable[[Mapping[str, TapeRunner]], Awaitable[None]] | None = None
+    ) -> Report:
+        """Replay everything, or until it stops, where ``look`` is called with what plays each tape,
+        by incarnation; workers are still open."""
         with tempfile.TemporaryDirectory(prefix="ddloco-replay-") as folder:
             try:
                 async with trio.open_nursery() as nursery:
@@ -110,7 +114,7 @@ class Replay:
                     if self._stops:
                         await self._state.gate.reached.wait()
                         if look is not None:
-                            look(self._runners)
+                            await look(self._runners)
                         nursery.cancel_scope.cancel()
             except ExceptionGroup as group:
                 error = first_of(group)

@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from ddloco.replayer.job_executor import StepWatch
 from ddloco.replayer.job_replay import JobTapes
 from ddloco.replayer.program_replay import ProgramTapes
 from ddloco.replayer.recording import open_recording, permit_of, program_in, start_point_in
@@ -47,12 +48,14 @@ def replay_of(
     turns: Path | None = None,
     limits: Mapping[str, int] | None = None,
     tapes: Sequence[Tape] = (),
+    watch: StepWatch | None = None,
 ) -> Replay:
     """Prepare the replay of a run folder, or of any set of its tapes. ``warn`` is called with what
     differs before the replay starts. ``snapshot`` is an id or ``latest``; ``task`` is called in
     place of what the tapes name; ``salvage`` reads damaged tapes up to the damage; ``trust`` lets
     states of another user act; ``turns`` is the file by which workers take turns at the terminal,
-    where a task's own ``breakpoint()`` opens a debugger; ``limits`` are those of ``Replay``.
+    where a task's own ``breakpoint()`` opens a debugger; ``limits`` are those of ``Replay``;
+    ``watch`` may look at the state of a job's actor after each step, and end the replay.
     ``SnapshotError`` if the snapshot is not there, not intact, or of another version; otherwise as
     ``open_recording`` and ``program_in``."""
     tapes = list(tapes) or open_recording(folder, salvage=salvage)
@@ -61,7 +64,7 @@ def replay_of(
     match program_in(tapes, folder, task, trust=trust):
         case JobProgram() as program:
             job = program.job
-            played = JobTapes(job, task or job.job.task, warn, turns, permit)
+            played = JobTapes(job, task or job.job.task, warn, turns, permit, watch)
         case program:
             played = ProgramTapes(program, warn)
     found = played.start_point = start_point_in(program, tapes, folder, permit, snapshot)
@@ -74,4 +77,5 @@ def replay_of(
         start_point=found,
         progress=progress,
         limits=limits,
+        stops=limits is not None or watch is not None,
     )

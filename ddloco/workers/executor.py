@@ -314,6 +314,10 @@ class WorkExecutor(Doer):
         self._arena.free(region)
         return Evaluated(work.work, scored.loss, scored.metrics)
 
+    async def look(self, wanted: str) -> rpc.Looked:
+        """Measure tensors of the worker's state; see ``tensor_measures``."""
+        return await self._process.expect(rpc.Look(wanted), rpc.Looked)
+
     # Work with numpy, in threads.
 
     @does(EncodeFragment)

@@ -282,6 +282,35 @@ class MeasureDevices(WorkerMessage, frozen=True):
     """Tell the memory of the devices, and what a step needs of it; before the first step."""
 
 
+class TensorMeasure(Struct, frozen=True, array_like=True):
+    """A tensor's name, data type and shape; the ``norm`` and the ``largest`` magnitude of its
+    finite elements, and the number of the others."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    norm: float
+    largest: float
+    not_finite: int
+
+    @property
+    def kind(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+class Look(WorkerMessage, frozen=True):
+    """Measure the tensors of the trained state whose names match a pattern; nothing changes."""
+
+    wanted: str
+
+
+class Looked(WorkerMessage, frozen=True):
+    """The measures; the names of all tensors if none of them is wanted."""
+
+    tensors: tuple[TensorMeasure, ...]
+    names: tuple[str, ...] = ()
+
+
 class Devices(WorkerMessage, frozen=True):
     """The devices of a worker, of all processes.
 
@@ -322,6 +351,7 @@ Request = (
     | Update
     | Score
     | MeasureDevices
+    | Look
     | Dismiss
 )
 Answer = (
@@ -334,6 +364,7 @@ Answer = (
     | Copied
     | Scored
     | Devices
+    | Looked
     | Failed
     | Alive
     | Told

@@ -58,6 +58,7 @@ from ddloco.workers.task_environment import TaskReads, refuse_late_settings
 from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
 from ddloco.workers.task_sources import sources_of
 from ddloco.workers.task_state import StateLayout, is_key
+from ddloco.workers.tensor_measures import OPTIMIZER, TensorMeasures
 from ddloco.workers.tensor_sums import summing
 from transport import DTYPES, Bytes, Pieces, aligned
 
@@ -145,6 +146,7 @@ class Trainer:
         self._tell = tell
         self._watch = CallWatch(tell)
         self._reads = TaskReads()
+        self._measures = TensorMeasures()
         self._saying = saying
         """Where standard error goes while the devices are opened; see ``open_devices``."""
         self._compiles_ahead = compiles_ahead
@@ -244,6 +246,8 @@ class Trainer:
                 return self._score()
             case rpc.MeasureDevices():
                 return self._measure()
+            case rpc.Look(wanted):
+                return self._look(wanted)
             case rpc.Dismiss():
                 return rpc.Ready()
 
@@ -285,15 +289,7 @@ class Trainer:
         if request.shard is not None:
             self._turn = request.shard
             self._open(request.shard)
-        self._frozen = self._frozen_digest = {}
-        make = getattr(task, "frozen", None)
-        if make is not None:
-            arrays = jax.tree.map(lambda leaf: leaf if is_key(leaf) else np.asarray(leaf), make())
-            numbers = jax.tree.map(
-                lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, arrays
-            )
-            self._frozen_digest = {"frozen": batch_digest(numbers).hex()}
-            self._frozen = self._placement.frozen(arrays)
+        self._take_frozen(task)
         self._optimizer = self._optimizer_of(request)
         self._lay_moments()
         self._update: Any = jax.jit(
@@ -307,6 +303,17 @@ class Trainer:
         found = {**device_fingerprint(), **self._placement.fingerprint(), **self._frozen_digest}
         found |= self._reads.new()
         return rpc.Prepared(leaves, found, sources_of(request.task.partition(":")[0]))
+
+    def _take_frozen(self, task: Task) -> None:
+        self._frozen = self._frozen_digest = {}
+        make = getattr(task, "frozen", None)
+        if make is not None:
+            arrays = jax.tree.map(lambda leaf: leaf if is_key(leaf) else np.asarray(leaf), make())
+            numbers = jax.tree.map(
+                lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, arrays
+            )
+            self._frozen_digest = {"frozen": batch_digest(numbers).hex()}
+            self._frozen = self._placement.frozen(arrays)
 
     @staticmethod
     def _loaded(request: rpc.Prepare) -> Task:
@@ -459,6 +466,11 @@ class Trainer:
                 corrupt = self._compared(once, twice, request.step, first=first)
         if first:
             refuse_late_settings(self._name, self._settings, started=True)
+        return self._trained(request, steps, sums(), corrupt)
+
+    def _trained(
+        self, request: rpc.Train, steps: Sequence["StepUnderWay"], sums: bytes, corrupt: str
+    ) -> rpc.Trained:
         told = [each.loss for each in steps], self._layout.counters_of(self._state)
         losses, counters = jax.device_get(told)
         *earlier, last = (
@@ -474,7 +486,7 @@ class Trainer:
             last.batch,
             self._cursor(self._batches.position_if_small()),
             said(steps[-1].metrics),
-            tensors=sums(),
+            tensors=sums,
             corrupt=corrupt,
             before=tuple(earlier),
             counters=tuple(int(each) for leaf in counters for each in leaf.ravel()),
@@ -793,6 +805,12 @@ class Trainer:
             *(self._name, self._task, self._params, self._state), lambda: self._frozen
         )
         return rpc.Scored(*found) if found is not None else rpc.Scored(None)
+
+    def _look(self, wanted: str) -> rpc.Looked:
+        trained = dict(zip(self._names, self._leaves(), strict=True))
+        moments = {OPTIMIZER + name: leaf for name, leaf in named_leaves(self._opt_state)}
+        found = tuple(self._measures(wanted, trained, moments))
+        return rpc.Looked(found, () if found else (*trained, *moments))
 
     def _measure(self) -> rpc.Devices:
         batch = self._placement.batch(self._batches.draw_ahead())
