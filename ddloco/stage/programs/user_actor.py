@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import MISSING
 from functools import cache
 from types import FunctionType
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -219,10 +220,12 @@ class UserActor:
 
     def __init__(self, **settings: Any) -> None:
         known = [name for name in declared(type(self)) if not name.startswith("_")]
+        # Each actor has its own, also those that never change: so a snapshot has all of them.
         for name in known:
-            value = getattr(type(self), name, None)
-            if isinstance(value, list | dict | set):  # Each actor has its own.
-                object.__setattr__(self, name, copy(value))
+            value = getattr(type(self), name, MISSING)
+            if value is not MISSING and not hasattr(value, "__get__"):
+                own = copy(value) if isinstance(value, list | dict | set) else value
+                object.__setattr__(self, name, own)
         for name, value in settings.items():
             if name not in known:
                 said = f"no attribute {name!r} is annotated; there are {', '.join(known)}"

@@ -22,6 +22,7 @@ from ddloco.stage.programs.user_actor import (
     needs_array,
 )
 from snapshot.attributes import machine_from, plain_state
+from snapshot.states import StateError
 from transport import (
     BULK,
     Dial,
@@ -176,6 +177,24 @@ def test_a_state_is_read_back_as_it_was(begun):
         keeper.handle(3.0, Returned(1, value=3))
     )
     assert again.told == keeper.told
+
+
+def test_an_attribute_that_is_new_is_missed_in_a_state():
+    """Also one with a default that no event has changed: the actor would go on with another value
+    than the one that its run had."""
+
+    class Old(UserActor):
+        count: int = 0
+        names: list[str] = []
+
+    class Newer(Old):
+        limit: int = 7
+
+    state = plain_state(Old())
+    assert {"count": 0, "names": []}.items() <= state.items()
+    assert machine_from(Old(), state).count == 0
+    with pytest.raises(StateError, match="Newer has limit, which the snapshot lacks"):
+        machine_from(Newer(), state)
 
 
 def test_a_call_computes():
