@@ -186,7 +186,7 @@ def _check(leaves: Sequence[Leaf], fragments: int, interval: int, strategy: str)
 def _instead_of(dtype: str) -> str:
     if dtype.startswith("complex"):
         return "keep its real and imaginary parts as two tensors, and join them in the loss"
-    return f"want one of {', '.join(DTYPES)}"
+    return f"want one of {', '.join(name for name in DTYPES if name != 'float64')}"
 
 
 def _balanced(leaves: Sequence[Leaf], count: int) -> list[list[Leaf]]:
