@@ -412,7 +412,7 @@ LINES = {
     "ddloco": 140,
     "ddloco/api": 1980,
     "ddloco/cli": 3960,
-    "ddloco/debugger": 6660,
+    "ddloco/debugger": 6720,
     "ddloco/engines": 900,
     "ddloco/job": 3340,
     "ddloco/machines": 8480,

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from clocks import actor_of
 from ddloco.debugger.absences import absences_of
-from ddloco.debugger.learner_time import LearnerTime, times_of
-from ddloco.debugger.loss_analysis import LEAST_SPREAD, analyse_losses
+from ddloco.debugger.learner_time import LearnerTime, held_back, times_of
+from ddloco.debugger.loss_analysis import LEAST_SPREAD, analyse_losses, went_back
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.wording import listed
 from ddloco.job.protocol.tape_facts import is_simulated
@@ -44,6 +44,10 @@ DATA_SHARE, DATA_TIMES = 0.25, 3.0
 """A learner is held up by its data if it waits for it for this share of its time, and for so many
 times the share of the median learner."""
 
+HELD_SHARE, HELD_TIMES = 0.5, 3.0
+"""A learner holds merges back if they wait for it alone for this share of their time, and for so
+many times as long as for the others together."""
+
 STOPPED_SHARE, STOPPED_S = 0.05, 2.0
 """A learner was stopped in its steps for a share of its time worth naming, and for so long."""
 
@@ -73,9 +77,11 @@ def detect(run: RecordedJob) -> tuple[list[Found], list[str]]:
 
 
 def _losses(run: RecordedJob) -> Iterator[Found]:
-    """Losses that left their band for good, and whom the evidence points to."""
+    """Losses that left their band for good, and whom the evidence points to. A loss that rose as
+    an older version came is what merges do, and nothing that stands out."""
     findings = analyse_losses(run)
-    lasts = next((each for each in findings.breaks if each.first and each.lasts), None)
+    firsts = [each for each in findings.breaks if each.first and each.lasts]
+    lasts = next((each for each in firsts if not went_back(run, each)), None)
     if findings.suspect or lasts is not None:
         event = lasts.event if lasts is not None else ""
         yield Found("losses", tuple(findings.lines()), findings.suspect, event)
@@ -237,6 +243,20 @@ def _time(run: RecordedJob) -> Iterator[Found]:
         if each.share("stopped") >= STOPPED_SHARE and each.spent.stopped >= STOPPED_S:
             said = f"{each.learner} was stopped in its steps for {seconds(each.spent.stopped)}"
             yield Found("time", (said,), each.learner)
+    yield from _held_back(run)
+
+
+def _held_back(run: RecordedJob) -> Iterator[Found]:
+    """A learner for which most merges waited, for most of their time, when all others had come."""
+    held = held_back(run.merges())
+    others = sum(each.alone_s for each in held[1:])
+    for each in held[:1]:
+        long = each.alone_s >= max(HELD_SHARE * each.of_s, HELD_TIMES * others, STOPPED_S)
+        if long and each.merges >= STEPS_MIN:
+            share = f"{seconds(each.alone_s)}, {each.alone_s / each.of_s:.0%} of their time"
+            said = f"merges waited for {each.learner} alone for {share}"
+            last = f"its contribution was the last of {each.merges:,}"
+            yield Found("time", (f"{said}; {last}",), each.learner)
 
 
 def _of_step(each: LearnerTime) -> str:

@@ -1,10 +1,14 @@
-"""Where the time of each learner went, as it last told its syncer (``TimeSpent``)."""
+"""Where the time of each learner went, as it last told its syncer (``TimeSpent``), and for whom
+merges waited."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from clocks import actor_of
+from ddloco.debugger.merge_history import Merge
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import order_of
 from ddloco.job.protocol.time_spent import TimeSpent
@@ -62,6 +66,33 @@ def times_apart(one: RecordedJob, other: RecordedJob) -> list[str]:
             shares = f"{WORDS[part]} {mine.share(part):.0%} and {its.share(part):.0%}"
             found.append(f"time of {mine.learner}: {steps}; {shares} of it")
     return found
+
+
+class Held(Struct, frozen=True):
+    """How often a learner's contribution was the last one of a merge, and how long, in seconds, it
+    was waited for alone, of the time ``of_s`` from launches to last contributions."""
+
+    learner: str
+    merges: int
+    alone_s: float
+    of_s: float
+
+
+def held_back(merges: Iterable[Merge]) -> list[Held]:
+    """Return for whom merges waited, longest first. Merges with one contribution, or begun before
+    the tape, say nothing, and the longest wait for each learner is left out: in it, the learner may
+    have compiled."""
+    alone: dict[str, list[tuple[float, float]]] = {}
+    for merge in merges:
+        told = [(each.wait_s, actor_of(each.learner)) for each in merge.contributions]
+        came = sorted((wait, who) for wait, who in told if wait is not None)
+        if len(came) == len(told) > 1:
+            (before, _), (wait, who) = came[-2:]
+            alone.setdefault(who, []).append((wait - before, wait))
+    usual = {who: sorted(waits)[:-1] for who, waits in alone.items()}
+    of_s = sum(wait for waits in usual.values() for _, wait in waits)
+    found = [Held(who, len(alone[who]), sum(a for a, _ in usual[who]), of_s) for who in alone]
+    return sorted(found, key=lambda each: (-each.alone_s, each.learner))
 
 
 def times_of(run: RecordedJob) -> list[LearnerTime]:

@@ -240,12 +240,12 @@ def _suspect(
             said = "and with sync.band = 0 no contribution's norm is measured"
         return "", f"several losses broke at once, {said}"
     [first] = firsts
-    if _went_back(run, first):
+    if went_back(run, first):
         return "", "that loss rose where a version without its newest steps took their place"
     return first.learner, "its loss broke first, and nothing that it had received stands out"
 
 
-def _went_back(run: RecordedJob, found: Break) -> bool:
+def went_back(run: RecordedJob, found: Break) -> bool:
     """Whether a loss rose because a version took the place of steps that are not in it: those after
     the learner's last contribution to it, or all of its work."""
     versions = _installed_before(run, found)

@@ -74,7 +74,9 @@ def test_what_is_planted_is_found(detector, simulate, monkeypatch):
 class Told:
     """A run of which only that is known which a detector asks for."""
 
-    def __init__(self, *, batches=None, losses=(), held_out=None, spent=None, flags=None, other=""):
+    def __init__(
+        self, *, batches=None, losses=(), held_out=None, spent=None, flags=None, other="", waits=()
+    ):
         self.learners = [f"learner-{n}.1" for n in range(3)]
         self.syncers = ["syncer.1"]
         flags = flags or {}
@@ -83,13 +85,21 @@ class Told:
             for who in self.learners
         }
         self._batches, self._losses = batches or {}, losses
-        self._held_out, self._spent = held_out, spent or {}
+        self._held_out, self._spent, self._waits = held_out, spent or {}, waits
 
     def _tape(self, flags, code):
         fingerprint = {"env.XLA_FLAGS": flags} if flags else {}
         return SimpleNamespace(
             header=SimpleNamespace(code=f"ddloco 0.2.0 sources-{code}", fingerprint=fingerprint)
         )
+
+    def merges(self):
+        """Each with the seconds that it waited for each learner."""
+        for waits in self._waits:
+            pairs = zip(self.learners, waits, strict=True)
+            yield SimpleNamespace(
+                contributions=[SimpleNamespace(learner=who, wait_s=wait) for who, wait in pairs]
+            )
 
     def identity(self, who):
         """As its tape says."""
@@ -115,6 +125,10 @@ class Told:
 QUICK, WAITS = TimeSpent(computing=10.0), TimeSpent(computing=2.0, data=8.0)
 OF_ONE = {"learner-0.1": QUICK, "learner-1.1": WAITS, "learner-2.1": QUICK}
 OWN = {f"learner-{n}.1": range(n * 100, n * 100 + 20) for n in range(3)}
+HELD = (
+    "merges waited for learner-1 alone for 8.4 s, 76% of their time; its contribution was the last "
+    "of 13"
+)
 RUNS = {
     "twins": (
         Told(batches={**OWN, "learner-2.1": range(100, 120)}),
@@ -131,6 +145,10 @@ RUNS = {
     "data": (
         Told(spent=OF_ONE),
         f"{GUILTY} waits for data 80% of its time (400 of 500 ms a step); of the median learner 0%",
+    ),
+    "held back": (
+        Told(waits=[(0.1, 0.9, 0.2)] * 12 + [(0.3, 0.2, 0.1), (9.0, 0.1, 0.2), (0.1, 8.0, 0.2)]),
+        HELD,
     ),
     "stopped": (
         Told(spent={GUILTY: TimeSpent(computing=10.0, stopped=8.0)}),
@@ -165,8 +183,13 @@ def test_what_is_told_is_found(kind):
         Told(losses=[0.5] * 8 + [0.1] * 8, held_out=0.2),
         Told(losses=[0.5] * 8 + [1e-9] * 8, held_out=1e-7),
         Told(spent=dict.fromkeys(OF_ONE, WAITS)),
+        Told(waits=[(0.1, 0.9, 0.2), (0.9, 0.2, 0.1)] * 20),
+        Told(waits=[(0.1, 9.0, 0.2), (0.1, 0.2, 0.15)] + [(0.1, 0.2, 0.15)] * 20),
     ],
-    ids=["own data", "one batch of all", "came back", "sound", "next to nothing", "all wait"],
+    ids=[
+        *("own data", "one batch of all", "came back", "sound", "next to nothing", "all wait"),
+        *("by turns", "compiled"),
+    ],
 )
 def test_what_is_usual_is_not(run):
     """All learners that wait alike are slow, and none of them stands out."""
