@@ -419,7 +419,7 @@ LINES = {
     "ddloco/monitoring": 1940,
     "ddloco/ray": 400,
     "ddloco/replayer": 3280,
-    "ddloco/roles": 1220,
+    "ddloco/roles": 1180,
     "ddloco/simulation": 2600,
     "ddloco/stage": 11840,
     "ddloco/workers": 8380,

@@ -18,7 +18,6 @@ from ddloco.monitoring.log_metrics import track_run
 from ddloco.monitoring.metrics import Sink
 from ddloco.monitoring.trackers import close_all, open_trackers
 from ddloco.roles.job_program import JobProgram, program_of
-from ddloco.roles.resume import job_start_point
 from ddloco.stage.driver.resume import continuing
 from ddloco.stage.files.run_folder import LOSS_FILE, SOURCE, next_folder, open_folder
 from ddloco.stage.files.toml import ConfigError
@@ -105,9 +104,8 @@ def prepare_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
     """Prepare the run folder; returns the job's actors, which ``run_job`` runs."""
     check_faults(job, terms)
     keys_of(job, "tcp" if terms.processes else job.transport.kind)
-    start_point = job_start_point(
-        job, terms.snapshot, folder, trust=terms.trust, fresh_learners=terms.fresh_learners
-    )
+    program = JobProgram(job, fresh_learners=terms.fresh_learners)
+    start_point = program.whole_start_point(terms.snapshot, folder, trust=terms.trust)
     for said in start_point.notes if start_point is not None else ():
         SafeConsole(stderr=True).print(said, soft_wrap=True, highlight=False)
     open_folder(folder, job, overwrite=terms.overwrite)

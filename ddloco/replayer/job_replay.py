@@ -18,7 +18,8 @@ from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.start_point import Permit
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.replayer.what_if import change_of
-from ddloco.roles.resume import OWN_STATE, JobStart, JobStartPoint, read_job_start_point
+from ddloco.roles.job_program import program_of
+from ddloco.roles.resume import OWN_STATE, JobStart, JobStartPoint
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.resume import place_and_id
@@ -135,7 +136,7 @@ class JobTapes:
             return None
         place, snapshot = place_and_id(said)
         self.permit(place)
-        start_point = read_job_start_point(place, snapshot, self.job, actor_of(each.incarnation))
+        start_point = program_of(self.job).restored(place, snapshot, actor_of(each.incarnation))
         [start] = start_point.starts.values()
         return start.bring(executor, arrays, start_point.snapshot)
 

@@ -7,7 +7,7 @@ tape's header; then the actor starts.
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -29,10 +29,14 @@ from ddloco.machines.registry import machine_for, states_for
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.roles.resume import (
     OWN_STATE,
+    JobStart,
     JobStartPoint,
-    read_job_start_point,
+    begins_anew,
+    check_start_point,
+    load_job_start,
+    other_settings,
+    place_said,
     refuse_without_learners,
-    said_start_point,
 )
 from ddloco.stage.actors.actor import Actor, ActorStates, Machine, new_actor
 from ddloco.stage.actors.effects import Finish, Work
@@ -57,6 +61,7 @@ from ddloco.workers.process import WorkerDiedError, WorkerRequestError, open_wor
 from ddloco.workers.task import TaskError, task_digests
 from ddloco.workers.task_sources import keep_sources, kept_modules, of_the_user
 from replay import TapeError, UnwrittenError, bytes_of
+from snapshot import Part, Store
 from transport import Event
 from transport.curve_auth import Curve
 
@@ -122,8 +127,19 @@ class JobProgram(Runnable):
     def states(self, incarnation: str) -> ActorStates[Any]:
         return states_for(self.job, incarnation)
 
-    def restored(self, place: str | Path, snapshot: str, only: str | None = None) -> JobStartPoint:
-        return read_job_start_point(place, snapshot, self.job, only)
+    def load_start(self, store: Store, part: Part) -> JobStart:
+        return load_job_start(self.job, store, part)
+
+    def place_said(self, said: str) -> tuple[str, str]:
+        return place_said(said)
+
+    def checked(self, found: JobStartPoint, only: str | None) -> JobStartPoint:
+        """See ``Runnable``; the lead refuses a snapshot that has no learners."""
+        check_start_point(found, self.job)
+        if only in {None, self.lead} and not self.fresh_learners:
+            refuse_without_learners(found, self.job)
+        anew = begins_anew(found, self.job) if only is None else ""
+        return replace(found, notes=tuple(filter(None, (anew, other_settings(found, self.job)))))
 
     @property
     def source_name(self) -> str:
@@ -182,13 +198,6 @@ class JobProgram(Runnable):
                     f"{where}: crash of {SYNCER}: data-parallel training keeps nothing that "
                     "another could continue from; it can be stalled"
                 )
-
-    def start_point(self, said: str, only: str | None = None, *, trust: bool) -> JobStartPoint:
-        """See ``said_start_point``; the lead refuses a snapshot that has no learners."""
-        found = said_start_point(self.job, said, only, trust=trust)
-        if only in {None, self.lead} and not self.fresh_learners:
-            refuse_without_learners(found, self.job)
-        return found
 
     def command(self, name: str, folder: Path) -> list[str]:
         goes_on = ["--from", self.snapshot_said] if self.snapshot_said else []

@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,7 @@ from ddloco.machines.syncer.machine import Syncer
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.arrays.array_table import F32, ArrayTable, HostCopy, Stored
 from ddloco.stage.driver import resume
-from ddloco.stage.driver.resume import (
-    Start,
-    StartPoint,
-    check_said,
-    existing_place,
-    payload_from,
-    place_outside,
-)
+from ddloco.stage.driver.resume import Start, StartPoint, existing_place, payload_from
 from ddloco.stage.driver.snapshot_writer import Tensors
 from ddloco.stage.files.faults import SYNCER
 from ddloco.stage.files.run_folder import JOB_FILE
@@ -288,21 +280,9 @@ def _odd(handle: str, problem: str) -> WorkerRequestError:
     return WorkerRequestError(rpc.Failed("task", said))
 
 
-def read_job_start_point(
-    place: str | Path, snapshot: str, job: Job, only: str | None = None
-) -> JobStartPoint:
-    """Read the states of a job's actors in a snapshot; their settings are now those of ``job``."""
-    return resume.read_start_point(place, snapshot, partial(load_job_start, job), only)
-
-
-def checked_start_point(
-    place: str | Path, snapshot: str, job: Job, only: str | None = None
-) -> JobStartPoint:
-    """As ``read_job_start_point``, for a job that will continue from the snapshot.
-
-    Raises SnapshotError if its shards differ from the job's, or it is past the job's last step.
-    """
-    found = read_job_start_point(place, snapshot, job, only)
+def check_start_point(found: JobStartPoint, job: Job) -> None:
+    """Refuse to continue from a snapshot whose shards differ from the job's, or that is past the
+    job's last step."""
     where = f"{found.place}: {found.snapshot}"
     names = {actor_of(part.who) for part in found.parts}
     had = {name for name in names if re.fullmatch(rf"{SYNCER}(-[0-9]+)?", name)}
@@ -320,7 +300,6 @@ def checked_start_point(
                 f"{where}: is of global step {t}, and job.steps = {job.job.steps} "
                 "ends before it; want as many steps or more"
             )
-    return found
 
 
 def _global_step(machine: Any) -> int:
@@ -329,33 +308,6 @@ def _global_step(machine: Any) -> int:
         return machine.version
     rounds = getattr(machine, "rounds", None)
     return rounds.schedule.t if rounds is not None else 0
-
-
-def said_start_point(job: Job, said: str, only: str | None = None, *, trust: bool) -> JobStartPoint:
-    """As ``checked_start_point``, for what a user gives to ``--from``; raises ConfigError if
-    another user may have written it."""
-    place, snapshot = place_said(said)
-    check_said(said, place, job.snapshot.place, trust=trust)
-    found = checked_start_point(place, snapshot, job, only)
-    notes = (begins_anew(found, job) if only is None else "", other_settings(found, job))
-    return replace(found, notes=tuple(filter(None, notes)))
-
-
-def job_start_point(
-    job: Job, said: str, folder: Path, *, trust: bool = False, fresh_learners: bool = False
-) -> JobStartPoint | None:
-    """What a whole job continues from, as given to ``--from``; None for a new job.
-
-    Raises SnapshotError if it cannot be used, is in the folder that the job would write to, or has
-    no learner although there were some, and ``fresh_learners`` is not set.
-    """
-    if not said:
-        return None
-    place_outside(said, folder, place_said)
-    found = said_start_point(job, said, trust=trust)
-    if not fresh_learners:
-        refuse_without_learners(found, job)
-    return found
 
 
 def refuse_without_learners(found: JobStartPoint, job: Job) -> None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddloco.stage.actors.actor import ActorStates, Machine
 from ddloco.stage.actors.effects import Finish
-from ddloco.stage.driver.resume import StartPoint
+from ddloco.stage.driver import resume
+from ddloco.stage.driver.resume import Start, StartPoint
 from ddloco.stage.files.faults import Faults
 from ddloco.stage.files.run_folder import SNAPSHOTS
 from ddloco.stage.files.settings import SnapshotTable, TapeTable
+from snapshot import Part, Store
 from transport.curve_auth import Curve
 
 if TYPE_CHECKING:
@@ -118,12 +120,16 @@ class Runnable(ABC):
         """Return what reads the states of an actor; it admits no other machine than its own."""
 
     @abstractmethod
+    def load_start(self, store: Store, part: Part) -> Start:
+        """Read the state of one of its actors in a snapshot; see ``restored``."""
+
     def restored(
         self, place: str | Path, snapshot: str, only: str | None = None
     ) -> StartPoint[Any]:
         """Read the states of its actors in a snapshot of a known place. Raises ``SnapshotError`` if
         it is not there, not intact, or of another program, ``StorageError`` if the place cannot be
         read."""
+        return resume.read_start_point(place, snapshot, self.load_start, only)
 
     @abstractmethod
     def open(self, hosted: "HostedActor") -> "AbstractAsyncContextManager[OpenedActor | None]":
@@ -134,11 +140,30 @@ class Runnable(ABC):
     def failure(self, error: BaseException, incarnation: str) -> Finish:
         """Return how an incarnation of an actor ended that an exception ended."""
 
-    @abstractmethod
+    def place_said(self, said: str) -> tuple[str, str]:
+        """Split what is given to ``--from`` into the place and the snapshot."""
+        return resume.existing_place(said)
+
+    def checked(self, found: StartPoint[Any], only: str | None) -> StartPoint[Any]:
+        """What is continued from, with its notes; ``SnapshotError`` if it cannot be used."""
+        del only
+        return found
+
     def start_point(self, said: str, only: str | None = None, *, trust: bool) -> StartPoint[Any]:
         """Read what is continued from, as given to ``--from``; of the actor ``only``, if given.
         ``SnapshotError`` if it cannot be used, ``ConfigError`` if another user may have written
         it."""
+        place, snapshot = self.place_said(said)
+        resume.check_said(said, place, self.snapshot.place, trust=trust)
+        return self.checked(self.restored(place, snapshot, only), only)
+
+    def whole_start_point(self, said: str, folder: Path, *, trust: bool) -> StartPoint[Any] | None:
+        """What all its actors continue from, as ``start_point``; None if nothing is given.
+        ``SnapshotError`` also if that is in the folder that the run will write to."""
+        if not said:
+            return None
+        resume.place_outside(said, folder, self.place_said)
+        return self.start_point(said, trust=trust)
 
     @abstractmethod
     def command(self, name: str, folder: Path) -> list[str]:

@@ -26,15 +26,7 @@ from ddloco.stage.actors.events import Begun, HappensToAll
 from ddloco.stage.actors.messages import ActorBody
 from ddloco.stage.actors.timers import TimerOfAll
 from ddloco.stage.arrays.array_table import ArrayTable
-from ddloco.stage.driver.resume import (
-    Start,
-    StartPoint,
-    absolute_place,
-    check_said,
-    existing_place,
-    load_start,
-    read_start_point,
-)
+from ddloco.stage.driver.resume import Start, absolute_place, load_start
 from ddloco.stage.files.faults import Faults, impossible
 from ddloco.stage.files.keys import load_curve
 from ddloco.stage.files.settings import SnapshotTable, TapeTable
@@ -275,20 +267,10 @@ class LoadedProgram(Runnable):
     def live_faults(self) -> None:
         """All faults can be applied."""
 
-    def start_point(self, said: str, only: str | None = None, *, trust: bool) -> StartPoint[Start]:
-        place, snapshot = existing_place(said)
-        check_said(said, place, self.snapshot.place, trust=trust)
-        return self.restored(place, snapshot, only)
-
-    def restored(
-        self, place: str | Path, snapshot: str, only: str | None = None
-    ) -> StartPoint[Start]:
-        def load(store: Store, part: Part) -> Start:
-            if actor_of(part.who) not in self.names:
-                raise SnapshotError(f"{store.name}: {part.who} is no actor of this program")
-            return load_start(store, part, self.states(part.who))
-
-        return read_start_point(place, snapshot, load, only)
+    def load_start(self, store: Store, part: Part) -> Start:
+        if actor_of(part.who) not in self.names:
+            raise SnapshotError(f"{store.name}: {part.who} is no actor of this program")
+        return load_start(store, part, self.states(part.who))
 
     def command(self, name: str, folder: Path) -> list[str]:
         options = [f"{key}={said_of_option(value)}" for key, value in self.options.items()]

@@ -19,12 +19,10 @@ from ddloco.roles.job_program import program_of
 from ddloco.roles.resume import (
     JobStart,
     begins_anew,
-    checked_start_point,
-    job_start_point,
+    check_start_point,
     other_settings,
     place_said,
     plan_difference,
-    read_job_start_point,
     refuse_without_learners,
     steps_under_way,
     stored_from,
@@ -198,7 +196,7 @@ def test_an_array_that_is_of_no_fragment_is_one_line(arrays, handle, said):
 def test_a_snapshot_is_read_back(place):
     """Each participant with actor, arrays, worker and messages in flight."""
     place.whole()
-    start_point = read_job_start_point(place.folder, f"{WHO}:7", JOB)
+    start_point = program_of(JOB).restored(place.folder, f"{WHO}:7")
     start = start_point.starts[WHO]
     assert (f"{WHO}-7", 7) == (start_point.snapshot, start.part.number)
     assert WHO == start.actor.incarnation
@@ -214,7 +212,7 @@ def test_only_the_step_that_ran_is_done_already(place):
     step = RunStep(3, 3, (), "host/3")
     place.actor.under_way = {3: step, 4: CopyState(4, "copy/4")}
     place.whole()
-    start = read_job_start_point(place.folder, f"{WHO}:7", JOB).starts[WHO]
+    start = program_of(JOB).restored(place.folder, f"{WHO}:7").starts[WHO]
     assert [step] == steps_under_way(start.actor)
     assert [StepFinished(3, 3, 0.5, 8, b"batch")] == start.results
 
@@ -222,7 +220,7 @@ def test_only_the_step_that_ran_is_done_already(place):
 def test_who_is_past_and_who_is_yet_to_come(place):
     """Former incarnations are past, and all that a clock names; the rest begin later."""
     place.whole()
-    start_point = read_job_start_point(place.folder, f"{WHO}:7", JOB)
+    start_point = program_of(JOB).restored(place.folder, f"{WHO}:7")
     assert [True, False] == [start_point.before(WHO, number) for number in (7, 8)]
     assert not start_point.before("syncer.1", 1)
     assert [7, 0] == [start_point.after(who) for who in (WHO, "learner-0.3")]
@@ -239,10 +237,10 @@ def test_who_is_past_and_who_is_yet_to_come(place):
 def test_what_is_missing_is_one_line(place):
     """A snapshot that is not there, and a part that lacks something."""
     with pytest.raises(SnapshotError) as missing:
-        read_job_start_point(place.folder, "syncer.1:9", JOB)
+        program_of(JOB).restored(place.folder, "syncer.1:9")
     place.commit(place.piece("state", place.actor.write()))
     with pytest.raises(SnapshotError, match="has no frozen flight") as lacking:
-        read_job_start_point(place.folder, "latest", JOB)
+        program_of(JOB).restored(place.folder, "latest")
     for error in (missing, lacking):
         assert "\n" not in str(error.value)
 
@@ -251,19 +249,19 @@ def test_another_version_is_named(place):
     """Whatever cannot be read back names its blob, and what may be the matter."""
     place.commit(place.piece("state", b"other"), place.piece("flight", write_state([])))
     with pytest.raises(SnapshotError, match=f"of {WHO}.*may be of other code") as error:
-        read_job_start_point(place.folder, f"{WHO}:7", JOB)
+        program_of(JOB).restored(place.folder, f"{WHO}:7")
     assert "\n" not in str(error.value)
 
 
 def test_numbers_go_on_above_all_that_were_heard_of(place):
     """An actor that was not there begins as an incarnation that no clock names."""
     place.whole()
-    start_point = read_job_start_point(place.folder, "latest", JOB)
+    start_point = program_of(JOB).restored(place.folder, "latest")
     assert WHO == start_point.incarnation("learner-0")
     assert ["syncer.2", "learner-1.1"] == [
         start_point.incarnation(name) for name in ("syncer", "learner-1")
     ]
-    alone = read_job_start_point(place.folder, "latest", JOB, "learner-1")
+    alone = program_of(JOB).restored(place.folder, "latest", "learner-1")
     assert {} == alone.starts
     assert "learner-0.3" == alone.incarnation("learner-0")
 
@@ -277,7 +275,7 @@ def test_all_find_the_same_newest(place, only):
     (frozen,) = (place.folder / "blobs").rglob(place.store.write_bytes(b"new").digest)
     frozen.write_bytes(b"old")
 
-    assert f"{WHO}-7" == read_job_start_point(place.folder, "latest", JOB, only).snapshot
+    assert f"{WHO}-7" == program_of(JOB).restored(place.folder, "latest", only).snapshot
 
 
 def test_processes_continue_from_the_snapshot_that_was_checked(place, tmp_path):
@@ -298,7 +296,7 @@ def test_settings_are_those_of_now(place):
     place.actor.machine = Learner(JOB)
     place.actor.machine.step = 4
     place.whole()
-    machine = read_job_start_point(place.folder, "latest", now).starts[WHO].actor.machine
+    machine = program_of(now).restored(place.folder, "latest").starts[WHO].actor.machine
     assert machine.job is now
     assert 4 == machine.step
 
@@ -321,7 +319,7 @@ def test_what_cannot_change_is_refused(place, changed, said):
     now = job_from({**changed, "job": {"task": "none:none", **changed.get("job", {})}}, "test")
     said = f"{WHO} has {said}"
     with pytest.raises(SnapshotError, match=said):
-        read_job_start_point(place.folder, f"{WHO}:7", now)
+        program_of(now).restored(place.folder, f"{WHO}:7")
 
 
 def test_how_stale_contributions_may_be_is_that_of_now():
@@ -367,13 +365,13 @@ def test_a_place_that_is_not_there_is_named(tmp_path, said, refused):
 def test_where_a_job_goes_on_is_not_where_it_was(place, tmp_path):
     """Its snapshots would be overwritten."""
     place.whole()
-    assert job_start_point(JOB, "", tmp_path) is None
+    assert program_of(JOB).whole_start_point("", tmp_path, trust=False) is None
     with pytest.raises(SnapshotError, match="choose another folder"):
-        job_start_point(JOB, str(place.folder), tmp_path)
+        program_of(JOB).whole_start_point(str(place.folder), tmp_path, trust=False)
     other = tmp_path / "other"
-    assert WHO in job_start_point(JOB, str(place.folder), other, trust=True).starts
+    assert WHO in program_of(JOB).whole_start_point(str(place.folder), other, trust=True).starts
     with pytest.raises(ConfigError, match="use --trust if you trust who writes there"):
-        job_start_point(JOB, str(place.folder), other)
+        program_of(JOB).whole_start_point(str(place.folder), other, trust=False)
 
 
 @pytest.mark.parametrize(
@@ -426,15 +424,14 @@ class Standing:
         (Standing("syncer-0.1", heard=("syncer-1.1",)), 2, 5, ""),
     ],
 )
-def test_who_can_go_on(monkeypatch, there, syncers, steps, said):
+def test_who_can_go_on(there, syncers, steps, said):
     """As many shards as there were, one of which may have been absent; and no fewer steps."""
-    monkeypatch.setattr("ddloco.roles.resume.read_job_start_point", lambda *_: there)
     job = job_from({"job": {"task": "x:y", "syncers": syncers, "steps": steps}}, "test")
     if not said:
-        assert checked_start_point("p", "latest", job) is there
+        check_start_point(there, job)
         return
     with pytest.raises(SnapshotError) as refused:
-        checked_start_point("p", "latest", job)
+        check_start_point(there, job)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -488,7 +485,7 @@ def test_settings_that_are_others_are_listed(place):
 
     def line(**tables):
         job = job_from({**plain, **tables}, "test")
-        return other_settings(read_job_start_point(place.folder, f"{WHO}:7", job), job)
+        return other_settings(program_of(job).restored(place.folder, f"{WHO}:7"), job)
 
     assert line() == ""
     assert line(tape={"level": "off"}, job={**plain["job"], "name": "another"}) == ""
