@@ -53,7 +53,7 @@ from ddloco.stage.process.run_identity import (
     said_of_variable,
     sources_in,
     versions_here,
-)  # fmt: skip
+)
 from ddloco.workers.environment import worker_environment
 from ddloco.workers.task import TaskError, task_digests
 

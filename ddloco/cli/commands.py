@@ -310,9 +310,10 @@ folder RUN:path                   the run folder, or one tape
 --json                            print the findings as JSON
 """, more="""\
 A condition of --watch is LEARNER [KIND] TENSOR MEASURE OP NUMBER, or LEARNER loss OP NUMBER.
-KIND is params, optimizer, update (the difference that the newest step made) or state, MEASURE
-is norm, largest or not-finite (a count), OP is < <= > >= == or !=. A * in a tensor's name
-stands for any letters: 'learner-0 * not-finite > 0'. --until shows the names.
+KIND is params, optimizer, state, or update (a parameter's difference to the step before, with
+the versions installed since), MEASURE is norm, largest or not-finite (a count), OP is < <= >
+>= == or !=. A * in a tensor's name stands for any letters: 'learner-0 * not-finite > 0'.
+--until shows the names.
 
 Exit code 0: everything was identical, or the condition held. 1: the first difference is
 named, with its event; or a tape is missing and the gap is named; or the condition never
@@ -376,7 +377,8 @@ Command("bundle",
 "pack a run into one file, for a replay on another machine; or unpack such a file", """
 path RUN_OR_FILE:path             what to pack or unpack
 --to PATH:path                    the new file, or the new folder
---redact                          leave out the log and the source of the task
+--redact                          leave out the log and the source of the task; the tapes still name
+                                  settings and data files
 """, more="""\
 A run folder is packed, a file is unpacked into a new folder:
   ddloco bundle runs/first                  to first.ddloco.tar.gz

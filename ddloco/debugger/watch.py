@@ -1,6 +1,8 @@
 """Watchpoints: the first inner step of an actor after which something holds of its parameters, its
-optimizer's state, its newest update or its loss; or the last step at which it began to hold."""
+optimizer's state, what they differ by from the step before, or its loss; or the last step at which
+it began to hold."""
 
+import fnmatch
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -53,22 +55,20 @@ class Condition(Struct, frozen=True):
     op: str
     value: float
 
-    def found(self, step: StepFinished, tensors: Sequence[TensorMeasure]) -> tuple[str, float]:
-        """Return what was measured and its value: the first for which the condition holds, or else
-        the first one."""
-        every = [("loss", step.loss)]
-        if self.name:
-            told = MEASURES[self.measure]
-            every = [(f"{each.name} {self.measure}", getattr(each, told)) for each in tensors]
-        return next((each for each in every if self.holds(each[1])), every[0])
+    def measured(self, step: StepFinished, tensors: Sequence[TensorMeasure]) -> dict[str, float]:
+        """Return the values that are looked at, by what they are of."""
+        if not self.name:
+            return {"loss": step.loss}
+        told = MEASURES[self.measure]
+        return {f"{each.name} {self.measure}": getattr(each, told) for each in tensors}
 
     def holds(self, value: float) -> bool:
         return OPERATORS[self.op](value, self.value)
 
 
 class Watched(Struct, frozen=True):
-    """A condition began to hold after inner ``step``, at ``event``: ``what`` was ``value``;
-    ``before``, after the step before it, if that was looked at."""
+    """A condition began to hold after inner ``step``, at ``event``: ``what`` was ``value``, and
+    ``before`` when it was looked at before, if it was."""
 
     event: str
     step: int
@@ -78,7 +78,7 @@ class Watched(Struct, frozen=True):
 
     def line(self) -> str:
         learner = self.event.rpartition(":")[0]
-        was = f"; {self.before:.6g} the step before" if self.before is not None else ""
+        was = f"; before, it was {self.before:.6g}" if self.before is not None else ""
         said = f"{learner}: {self.what} is {self.value:.6g}"
         return f"{said} after inner step {self.step} ({self.event}){was}"
 
@@ -121,32 +121,34 @@ class _Watcher:
         self._condition, self._last = condition, last
         self.found: tuple[str, Watched] | None = None
         self.steps = 0
-        self.error: ConfigError | None = None
-        self._before: float | None = None
-        self._held = False
+        self._before: dict[str, dict[str, float]] = {}
+        """By incarnation, what was measured after the step before."""
         self._names: dict[str, None] = {}
 
     def __call__(self, incarnation: str, step: StepFinished, looked: Looked) -> bool:
-        condition = self._condition
+        condition, before = self._condition, self._before.get(incarnation, {})
         self._names |= dict.fromkeys(looked.names)
-        if condition.name and not looked.tensors:
-            return False  # The first update has none before it.
-        self.steps += step.count
-        what, value = condition.found(step, looked.tensors)
-        holds = condition.holds(value)
-        if holds and not self._held:
-            self.found = incarnation, Watched("", step.step, what, value, self._before)
-        self._held, self._before = holds, value
-        return holds and not self._last
+        measured = condition.measured(step, looked.tensors)
+        self._before[incarnation] = measured
+        self.steps += step.count if measured else 0
+        what = next((name for name, each in measured.items() if condition.holds(each)), None)
+        if what is not None and not any(map(condition.holds, before.values())):
+            seen = Watched("", step.step, what, measured[what], before.get(what))
+            self.found = incarnation, seen
+        return what is not None and not self._last
 
     def check(self) -> None:
-        """Refuse a condition on tensors that were never there."""
-        if self.steps or not self._names:
+        """Refuse a condition on tensors that were never measured."""
+        if self.steps:
             return
         name = self._condition.name.removeprefix(KINDS["update"])
-        if name not in self._names:
+        if self._names and not fnmatch.filter(self._names, name):
             near = did_you_mean(name, [*self._names])
             raise ConfigError(f"--watch: the task has no tensor {name}{near}")
+        raise ConfigError(
+            f"--watch: no step of {self._condition.actor} could be looked at: it took none, no two "
+            "of which a difference is wanted; it is simulated; or its worker has several processes"
+        )
 
 
 def watch(

@@ -203,9 +203,10 @@ class JobExecutor:
         may read something a step earlier or later."""
         self._read_then.update(then)
         self._read_now.update(now)
-        if then or now:
-            for change in changes(self._read_then, self._read_now, shared=True):
-                self.warn(f"{self.started.incarnation}: {change}")
+        came = {*then, *now}
+        recorded = {key: value for key, value in self._read_then.items() if key in came}
+        for change in changes(recorded, self._read_now, shared=True):
+            self.warn(f"{self.started.incarnation}: {change}")
 
     def _explained(self, recorded: Any, found: Any, difference: Difference) -> Difference:
         """Tell data from arithmetic: a step has the digest of its batch; or the first tensor."""

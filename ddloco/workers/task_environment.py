@@ -79,7 +79,7 @@ class OpenedFiles:
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
-        self._here = Path.cwd()
+        self.here = Path.cwd()
         sys.addaudithook(self._noticed)
 
     def _noticed(self, event: str, given: tuple[Any, ...]) -> None:
@@ -89,14 +89,16 @@ class OpenedFiles:
             path, mode, flags = given
             writes = set(mode or "") & set("wax+") or flags & (os.O_WRONLY | os.O_RDWR)
             if not writes and isinstance(path, str | os.PathLike) and _opened_by_user():
-                whole = self._here.joinpath(path)
-                if whole.is_file() and not _is_no_data(whole):
-                    inside = whole.is_relative_to(self._here)
-                    self.names[str(whole.relative_to(self._here) if inside else whole)] = None
+                whole = self.here.joinpath(path)
+                name = whole.relative_to(self.here) if whole.is_relative_to(self.here) else whole
+                if whole.is_file() and not _is_no_data(name):
+                    self.names[str(name)] = None
 
 
-def _is_no_data(path: Path) -> bool:
-    return path.suffix in CODE or any(map(path.is_relative_to, NOT_DATA))
+def _is_no_data(name: Path) -> bool:
+    """Code, a file of the system, or a hidden one, which holds settings or a secret."""
+    hidden = any(part.startswith(".") and part != ".." for part in name.parts)
+    return hidden or name.suffix in CODE or any(map(name.is_relative_to, NOT_DATA))
 
 
 def _opened_by_user() -> bool:
@@ -119,18 +121,22 @@ class TaskReads:
 
     def __init__(self) -> None:
         self._told: set[str] = set()
+        self._counts = 0, 0
 
     def new(self) -> dict[str, str]:
         read: dict[str, str | None] = getattr(os.environ, "read", {})
-        variables = [
-            name
-            for name in (read if len(read) <= NAMES_MAX else ())
+        names = [*_opened.names] if _opened is not None else []
+        if (len(read), len(names)) == self._counts:  # As after nearly every step.
+            return {}
+        self._counts = len(read), len(names)
+        found = {
+            f"{READ}{name}": said_of_variable(read[name])
+            for name in sorted(read if len(read) <= NAMES_MAX else ())
             if f"{READ}{name}" not in self._told and NAME.fullmatch(name) and name not in RECORDED
-        ]
-        found = {f"{READ}{name}": said_of_variable(read[name]) for name in sorted(variables)}
-        files = [*_opened.names] if _opened is not None else []
-        new = [name for name in files if f"{FILE}{name}" not in self._told]
-        found |= {f"{FILE}{name}": file_digest(Path(name)) for name in sorted(new)}
+        }
+        if _opened is not None:
+            new = sorted(name for name in names if f"{FILE}{name}" not in self._told)
+            found |= {f"{FILE}{name}": file_digest(_opened.here / name) for name in new}
         self._told.update(found)
         return found
 
@@ -149,12 +155,14 @@ def watch_environment() -> None:
 
 def refuse_late_settings(task: str, before: dict[str, str], *, started: bool = False) -> None:
     """Refuse, with ``TaskError``, a task that has set variables which JAX had read already; once it
-    has ``started``, that is all of them."""
+    has ``started``, those that XLA reads at its start as well. Those of other libraries, such as
+    ``CUDA_VISIBLE_DEVICES`` to keep another one off the GPU, may be set at any time."""
     for name in sorted(RECORDED):
         value = os.environ.get(name)
         key = name.lower()
         known = hasattr(jax.config, key)
-        if value == before.get(name) or value is None or not (known or started):
+        late = known or (started and name.startswith("XLA_"))
+        if value == before.get(name) or value is None or not late:
             continue
         if not known or _spelled(value) != _spelled(str(getattr(jax.config, key))):
             or_call = f", or call jax.config.update({key!r}, ...)" if known else ""

@@ -9,15 +9,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePosixPath
 
 from ddloco.stage.files.run_folder import SOURCE
 from ddloco.stage.files.toml import ConfigError, refused
 from ddloco.stage.files.trust import is_own_source, leave_source
 from ddloco.stage.process.entry_point import PACKAGES, KeptModules, pinned_file, pinned_name
+from ddloco.stage.process.entry_sources import FILES_MAX, INSTALLED, root_of
 
-FILES_MAX = 500
 FILE_BYTES_MAX = 2**20
 BYTES_MAX = 4 * 2**20
 """Limits of what is kept; of a larger task only the first files are."""
@@ -30,11 +29,12 @@ def sources_of(module_name: str) -> dict[str, str]:
     """Return the texts of the source files that importing a task has loaded from the task's own
     folder, by path relative to that, sorted, without installed packages other than the task's
     own."""
-    root = task_root(module_name, importlib.util.find_spec(module_name))
-    if root is None:
+    spec = importlib.util.find_spec(module_name)
+    if spec is None or spec.origin is None:
         return {}
+    root = root_of(module_name, str(Path(spec.origin).resolve()))
     top = module_name.partition(".")[0]
-    installed = {"site-packages", "dist-packages"} & set(root.parts)
+    installed = INSTALLED & set(root.parts)
     found: dict[str, str] = {}
     total = 0
     for name, path in sorted(_loaded_from(root)):
@@ -57,16 +57,8 @@ def is_user_code(file: str) -> bool:
     """Whether a line of this file is user code: not of ddloco, Python, or an installed package."""
     path = Path(file)
     ours = path.is_relative_to(Path(__file__).parents[1]) or not path.is_file()
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    installed = INSTALLED & set(path.parts)
     return not ours and not installed and not path.is_relative_to(Path(os.__file__).parent)
-
-
-def task_root(module_name: str, spec: ModuleSpec | None) -> Path | None:
-    """The folder that the first part of a module's name is in; None without a source file."""
-    if spec is None or spec.origin is None:
-        return None
-    depth = module_name.count(".") + (1 if Path(spec.origin).name == "__init__.py" else 0)
-    return Path(spec.origin).resolve().parents[depth]
 
 
 def _loaded_from(root: Path) -> Iterator[tuple[str, Path]]:

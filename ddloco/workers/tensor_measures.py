@@ -1,5 +1,5 @@
 """What people want to know of tensors without reading them: norm, largest element, and how many are
-not finite, of parameters, the optimizer's state, and the newest update."""
+not finite, of parameters, the optimizer's state, and differences to the time before."""
 
 from fnmatch import fnmatchcase
 from typing import Any

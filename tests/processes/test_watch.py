@@ -13,7 +13,7 @@ def test_the_step_at_which_a_condition_holds(finished):
     found = replay(finished.run_folder, "--watch", "learner-0 optimizer *count norm > 4")
     assert found.returncode == 0, found.stderr
     where = re.search(
-        r"norm is 5 after inner step 5 \((learner-0\.1:\d+)\); 4 the step", found.stdout
+        r"norm is 5 after inner step 5 \((learner-0\.1:\d+)\); before, it was 4", found.stdout
     )
     assert where, found.stdout
     assert f"--until {where[1]} --shell" in found.stdout

@@ -69,7 +69,8 @@ FILE_CHARS_MAX = 100
 
 Answer = TypeVar("Answer")
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
-Short = Annotated[str, Meta(max_length=256)]
+SHORT_MAX = 256
+Short = Annotated[str, Meta(max_length=SHORT_MAX)]
 FileName = Annotated[
     str, Meta(pattern=r"^([A-Za-z_]\w*/)*[A-Za-z_]\w*\.py\Z", max_length=FILE_CHARS_MAX)
 ]

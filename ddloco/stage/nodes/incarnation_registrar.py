@@ -5,6 +5,7 @@ restarted syncer grants none twice; tapes in the folder count as well."""
 import fcntl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from clocks import (
 from ddloco.stage.files.run_folder import KEPT
 from ddloco.stage.nodes.incarnation_grants import (
     AHEAD_MAX,
+    DIFFERENCES_MAX,
     LANE,
     NUMBER_MAX,
     VERSION,
@@ -311,7 +313,7 @@ class Registrar:
         """What is different there and no reason to refuse, by the event of the log."""
         lead, found = self._program.lead, {}
         ours = {key: value for key, value in self._identity.items() if key not in ITS_OWN}
-        for each in changes(ours, want.identity, shared=True):
+        for each in islice(changes(ours, want.identity, shared=True), DIFFERENCES_MAX):
             is_source = each.key.startswith(SOURCE)
             event = "task differs" if is_source else "code differs"
             what = f"{self._program.source_name} differs: " if is_source else ""

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ddloco.stage.nodes.incarnation_grants import (
+    SHORT_MAX,
     WORD_BYTES_MAX,
     Want,
     decode_granted,
@@ -34,7 +35,8 @@ BESIDE_LINKS = (
 
 def want_of(program: Runnable, known: int, exact: int = 0, folder: Path | None = None) -> Want:
     settings, agreement = shared_settings(program), agreement_of(program)
-    identity = identity_here(program.sources(folder))
+    here = identity_here(program.sources(folder))
+    identity = {key: value for key, value in here.items() if len(key) <= SHORT_MAX}
     want = Want(known, program.id, settings, identity, exact, agreement)
     for less in ({"settings": {}}, {"identity": {DDLOCO: identity[DDLOCO]}}):
         if len(encode(want)) > WORD_BYTES_MAX:

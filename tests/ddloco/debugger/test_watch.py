@@ -52,7 +52,7 @@ def test_the_first_step_ends_it():
     """With the value before, if there was one."""
     found = seen("a w norm > 2", [1.0, 2.0, 3.0, 1.0, 4.0])
     assert (found.step, found.what, found.value, found.before) == (3, "w norm", 3.0, 2.0)
-    assert found.line() == ": w norm is 3 after inner step 3 (); 2 the step before"
+    assert found.line() == ": w norm is 3 after inner step 3 (); before, it was 2"
     found = seen("a loss > 0", [1.0])
     assert (found.step, found.what, found.before) == (1, "loss", None)
     assert seen("a w norm > 5", [1.0, 2.0]) is None
@@ -65,23 +65,38 @@ def test_the_last_time_is_when_it_began_to_hold():
 
 
 def test_of_several_tensors_the_one_for_which_it_holds_is_named():
-    """The first by name."""
+    """The first by name, with its own value before, and not another one's; what another incarnation
+    had says nothing of this one."""
     step = StepFinished(0, 1, 1.0, 1, b"")
-    tensors = (tensor(1.0, "a"), tensor(3.0, "b"), tensor(4.0, "c"))
-    assert condition_of("x * norm > 2").found(step, tensors) == ("b norm", 3.0)
-    assert condition_of("x * norm > 9").found(step, tensors) == ("a norm", 1.0)
+    watcher = _Watcher(condition_of("x * norm > 2"), last=True)
+    assert not watcher("x.1", step, Looked((tensor(1.0, "a"), tensor(1.5, "b"))))
+    assert not watcher("x.1", step, Looked((tensor(1.0, "a"), tensor(3.0, "b"), tensor(4.0, "c"))))
+    _, found = watcher.found
+    assert (found.what, found.value, found.before) == ("b norm", 3.0, 1.5)
+    watcher("x.2", step, Looked((tensor(5.0, "a"),)))
+    who, found = watcher.found
+    assert (who, found.what, found.before) == ("x.2", "a norm", None)
 
 
-def test_a_tensor_that_was_never_there_is_refused():
-    """With the name of one that is like it; an update has none before the second step."""
-    step = StepFinished(0, 1, 1.0, 1, b"")
-    watcher = _Watcher(condition_of("a second/x norm > 0"), last=False)
-    assert not watcher(WHO, step, Looked((), ("first/w", "second/w")))
-    with pytest.raises(ConfigError, match=r"no tensor second/x; did you mean second/w\?"):
+@pytest.mark.parametrize(
+    ("names", "text", "said"),
+    [
+        (
+            ("first/w", "second/w"),
+            "a second/x norm > 0",
+            r"no tensor second/x; did you mean second/w\?",
+        ),
+        (("first/w", "second/w"), "a update second/w norm > 0", "no step of a could be looked at"),
+        (("first/w", "second/w"), "a update * norm > 0", "no step of a could be looked at"),
+        ((), "a w norm > 0", "it is simulated; or its worker has several processes"),
+    ],
+)
+def test_what_was_never_measured_is_refused(names, text, said):
+    """With the name of a tensor that is like it, or why there was none."""
+    watcher = _Watcher(condition_of(text), last=False)
+    assert not watcher(WHO, StepFinished(0, 1, 1.0, 1, b""), Looked((), names))
+    with pytest.raises(ConfigError, match=said):
         watcher.check()
-    watcher = _Watcher(condition_of("a update second/w norm > 0"), last=False)
-    assert not watcher(WHO, step, Looked((), ("first/w", "second/w")))
-    watcher.check()
 
 
 def test_tensors_in_lines():

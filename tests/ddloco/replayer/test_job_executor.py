@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+from msgspec.structs import replace
+
 from ddloco.job.protocol.fragment_plan import Leaf
 from ddloco.job.protocol.work import InstallState, Overwrite, RunStep, StepFinished
 from ddloco.replayer.job_executor import JobExecutor
@@ -48,3 +50,19 @@ def test_the_first_tensor_that_an_update_changes_otherwise_is_named():
     )
     said = JobExecutor._explained(this, recorded, found, "a hint")
     assert said.said == "the arithmetic differs: the update of step 40 differs in b/w"
+
+
+def test_what_a_task_reads_otherwise_is_named_once():
+    """As soon as both runs have read it; a batch may be drawn a step earlier or later."""
+    told = []
+    started = SimpleNamespace(incarnation="learner-0.1")
+    executor = JobExecutor(started, None, None, None, None, None, Report(), told.append)
+    step = StepFinished(1, 1, 0.5, 8, b"batch")
+    for then, now in (
+        ({"task.env.A": "1"}, {}),
+        ({"task.env.B": "2"}, {"task.env.A": "3"}),
+        ({}, {}),
+    ):
+        assert executor.difference(replace(step, reads=then), replace(step, reads=now)) is None
+    executor.difference(replace(step, reads={}), replace(step, reads={"task.env.B": "2"}))
+    assert told == ["learner-0.1: the variable A, which the task reads, was 1, is 3"]

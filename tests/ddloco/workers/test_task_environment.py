@@ -109,6 +109,17 @@ def test_files_that_a_task_opens_are_noticed(task, tmp_path, monkeypatch, text):
     assert reads.new() == {}
 
 
+def test_a_file_has_its_digest_wherever_the_task_has_gone(task, tmp_path, monkeypatch):
+    """Its name is as of the folder in which the worker began."""
+    monkeypatch.setattr(task_environment, "_opened", None)
+    (tmp_path / "within").mkdir()
+    (tmp_path / "data.txt").write_text("1\n")
+    monkeypatch.chdir(tmp_path)
+    watch_environment()
+    task("open('data.txt').close(); import os; os.chdir('within')")
+    assert TaskReads().new() == {"file data.txt": file_digest(tmp_path / "data.txt")}
+
+
 def test_files_that_are_no_data_are_not_noticed(task, tmp_path, monkeypatch):
     """What is written, imported, or of the system; and no more than a few."""
     monkeypatch.setattr(task_environment, "_opened", None)
@@ -119,6 +130,10 @@ def test_files_that_are_no_data_are_not_noticed(task, tmp_path, monkeypatch):
     for mode in ("w", "a", "r+"):
         task(f"open('out.txt', {mode!r}).close()")
     task("import helping; open('/proc/self/status').close(); open('/etc/hosts').close()")
+    Path(".hidden").mkdir()
+    for name in (".token", ".hidden/data.txt"):
+        Path(name).touch()
+        task(f"open({name!r}).close()")
     task("import contextlib\nwith contextlib.suppress(OSError): open('none.txt')")
     for number in range(FILES_MAX + 5):
         Path(f"{number}.txt").touch()
@@ -147,10 +162,14 @@ def test_a_setting_that_comes_too_late_is_refused(task):
 
 
 def test_a_setting_after_the_start_is_refused(task):
-    """Also one that JAX reads only when it opens its devices."""
+    """Also one that JAX reads only when it opens its devices; not those of another library, which
+    people keep off the GPU as they load their data."""
     before = dict(os.environ)
     refuse_late_settings("m:task", before, started=True)
-    task("import os; os.environ['XLA_FLAGS'] = '--xla_none'; os.environ['NO_SETTING'] = '1'")
+    for name in ("CUDA_VISIBLE_DEVICES", "TF_DETERMINISTIC_OPS"):
+        task(f"import os; os.environ[{name!r}] = '1'")
+    refuse_late_settings("m:task", before, started=True)
+    task("import os; os.environ['XLA_FLAGS'] = '--xla_none'")
     refuse_late_settings("m:task", before)
     with pytest.raises(
         TaskError, match=r'set XLA_FLAGS = "--xla_none" in \[worker.env\] of the job'

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddloco.job.config import job_from
-from ddloco.roles.job_program import program_of
+from ddloco.roles.job_program import JobProgram, program_of
 from ddloco.stage.nodes.incarnation_grants import (
     DESCRIBED_BYTES_MAX,
+    DIFFERENCES_MAX,
     NUMBER_MAX,
     WORD_BYTES_MAX,
     Denied,
@@ -117,6 +118,20 @@ def test_another_task_is_told_and_let_in(harness):
     assert answer.warning.startswith(said)
     assert answer.warning.endswith(" at syncer, 000000000000 at learner-0")
     assert ["task differs"] == [event for event, _ in harness.notes]
+
+
+def test_a_source_file_with_a_long_path_keeps_nobody_out(harness, monkeypatch):
+    """What no message holds is not compared; and of many files that differ some are named."""
+    name, many = "x" * 300 + ".py", {f"{n}.py": "0" for n in range(400)}
+    monkeypatch.setattr(JobProgram, "sources", lambda *_: {name: "0" * 64, "a.py": "1" * 64})
+    want = want_of(program_of(JOB), 0)
+    assert {k for k in want.identity if k.startswith("source ")} == {"source a.py"}
+    assert decode_question([encode(want)]) == want
+    monkeypatch.setattr(JobProgram, "sources", lambda *_: many)
+    lead = Harness(harness.folder)
+    theirs = {f"source {each}": "1" for each in many}
+    warning = lead.ask("learner-1.5/grant", identity=theirs).warning
+    assert warning.count("the source file") == DIFFERENCES_MAX
 
 
 def test_other_settings_are_named_and_refused(harness):
