@@ -3,9 +3,10 @@
 import json
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
-from ddloco.engines.orders import EngineJob
+from ddloco.engines.orders import EngineJob, require_keys
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.terminal import quoted
 
@@ -190,37 +191,33 @@ def _check(order: EngineJob) -> None:
                 if field in own or not re.fullmatch(r"[A-Za-z]+", field):
                     said = "is written by ddloco" if field in own else "is no field"
                     raise ConfigError(f"launch.kubernetes.{role}_{part}: {field[:80]!a} {said}")
-    if not table.secret and not order.job.transport.insecure:
-        said = "missing; a syncer listens to other hosts with keys, or with transport.insecure"
-        raise ConfigError(f"launch.kubernetes.secret: {said}")
+    require_keys(order, "launch.kubernetes.secret", table.secret)
 
 
 def _syncer(order: EngineJob, actor: str) -> str:
-    name, lead = order.job.job.name, order.job.syncer_names()[0]
-    command = ["ddloco", "syncer", "/job/job.toml", *order.sets, "--join", "--dir"]
-    command += ["/run/ddloco/run", "--bind", f"tcp://*:{PORT}", "--name", actor]
-    command += ["--advertise", f"tcp://{name}-{actor}:{PORT}"]
-    command += ["--connect", f"tcp://{name}-{lead}:{PORT}"] if actor != lead else []
+    own = ["--bind", f"tcp://*:{PORT}", "--name", actor, "--advertise", _address(order, actor)]
     return SYNCER.format(
-        **_common(order, "syncer", actor, _words(command), "syncer.key"),
+        **_common(order, "syncer", actor, _words(order, "syncer", actor, own), "syncer.key"),
         port=PORT,
         storage=order.settings.kubernetes.storage,
     )
 
 
 def _learners(order: EngineJob) -> str:
-    name = order.job.job.name
-    command = ["ddloco", "learner", "/job/job.toml", *order.sets, "--join", "--dir"]
-    command += ["/run/ddloco/run", "--connect"]
-    command += [f"tcp://{name}-{each}:{PORT}" for each in order.job.syncer_names()]
-    words = f'{_words(command)} --name "learner-$JOB_COMPLETION_INDEX"'
+    words = f'{_words(order, "learner", "learner", [])} --name "learner-$JOB_COMPLETION_INDEX"'
     key = "learner-$JOB_COMPLETION_INDEX.key"
     return LEARNERS.format(**_common(order, "learner", "learner", words, key), count=order.learners)
 
 
-def _words(command: list[str]) -> str:
+def _address(order: EngineJob, syncer: str) -> str:
+    return f"tcp://{order.job.job.name}-{syncer}:{PORT}"
+
+
+def _words(order: EngineJob, role: str, actor: str, own: list[str]) -> str:
     """A command as a shell reads it, once Kubernetes has put variables in the place of ``$(NAME)``
     and one ``$`` in that of two."""
+    command = [*order.command(role, "/job/job.toml"), "--dir", "/run/ddloco/run", *own]
+    command += order.connection(actor, partial(_address, order))
     return quoted(command).replace("$", "$$")
 
 

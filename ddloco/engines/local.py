@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from ddloco.engines.orders import EngineJob
-from ddloco.stage.files.run_folder import address_file
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.terminal import quoted
 
@@ -76,9 +75,9 @@ done
 
 
 def launch(order: EngineJob) -> str:
-    syncers = [_syncer(order, each) for each in order.job.syncer_names()]
+    actors = [*order.job.syncer_names(), *order.job.learner_names()[: order.learners]]
     what = f"Runs the job {order.job.job.name} on this machine"
-    return "".join([_head(order, what), *syncers, *_learners(order, 0, order.learners), TAIL])
+    return _script(order, what, actors)
 
 
 def scale(order: EngineJob, count: int) -> str:
@@ -89,28 +88,19 @@ def scale(order: EngineJob, count: int) -> str:
         folder, name = quoted([str(order.folder)]), order.job.job.name
         return LESS.format(first=count, last=order.learners - 1, folder=folder, name=name)
     what = f"Runs more learners of {order.job.job.name}"
-    return "".join([_head(order, what), *_learners(order, order.learners, count), TAIL])
+    return _script(order, what, order.job.learner_names()[order.learners : count])
 
 
-def _head(order: EngineJob, what: str) -> str:
+def _script(order: EngineJob, what: str, actors: Sequence[str]) -> str:
     here, folder = quoted([str(order.here)]), quoted([str(order.folder)])
-    return HEAD.format(what=what, here=here, folder=folder, pause=PAUSE_S)
+    head = HEAD.format(what=what, here=here, folder=folder, pause=PAUSE_S)
+    return "".join([head, *(_kept(order, each) for each in actors), TAIL])
 
 
-def _syncer(order: EngineJob, name: str) -> str:
-    lead = order.job.syncer_names()[0]
-    more = ["--bind", "tcp://127.0.0.1:*"]
-    more += ["--connect", f"file:{address_file(order.folder, lead)}"] if name != lead else []
-    return _kept(order, "syncer", name, more)
-
-
-def _learners(order: EngineJob, first: int, count: int) -> list[str]:
-    addresses = [f"file:{address_file(order.folder, each)}" for each in order.job.syncer_names()]
-    more = ["--connect", *addresses]
-    return [_kept(order, "learner", f"learner-{n}", more) for n in range(first, count)]
-
-
-def _kept(order: EngineJob, role: str, name: str, more: Sequence[str]) -> str:
-    command = ["ddloco", role, str(order.file), *order.sets, "--join", "--dir", str(order.folder)]
-    words = quoted([*command, "--name", name, *more])
+def _kept(order: EngineJob, name: str) -> str:
+    listens = name in order.job.syncer_names()
+    command = order.command("syncer" if listens else "learner")
+    command += ["--dir", str(order.folder), "--name", name]
+    command += ["--bind", "tcp://127.0.0.1:*"] if listens else []
+    words = quoted([*command, *order.connection(name, order.address)])
     return f"keep {name} {words} &\nkept+=($!)\n"

@@ -1,10 +1,11 @@
 """What an engine is asked to start: the actors of a job, where they run, and what they are told."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddloco.job.config import Job, Launch
+from ddloco.stage.files.run_folder import address_file
 from ddloco.stage.files.toml import ConfigError
 
 
@@ -25,9 +26,19 @@ class EngineJob:
     learners: int
     overrides: Sequence[str] = ()
 
-    @property
-    def sets(self) -> list[str]:
-        return [f"--set={each}" for each in self.overrides]
+    def command(self, role: str, file: str = "") -> list[str]:
+        """What each command of an actor begins with; ``file`` is the job file where it runs."""
+        sets = [f"--set={each}" for each in self.overrides]
+        return ["ddloco", role, file or str(self.file), *sets, "--join"]
+
+    def address(self, syncer: str) -> str:
+        """The file in a shared run folder that has the address of a syncer, wherever that runs."""
+        return f"file:{address_file(self.folder, syncer)}"
+
+    def connection(self, name: str, address: Callable[[str], str]) -> list[str]:
+        """The option that leads an actor to those that it dials."""
+        dialed = [address(each) for each in self.job.dials(name)]
+        return ["--connect", *dialed] if dialed else []
 
 
 def check_order(order: EngineJob) -> None:
@@ -43,11 +54,14 @@ def check_order(order: EngineJob) -> None:
 
 
 def check_keys(order: EngineJob) -> None:
+    require_keys(order, "transport.keys", order.job.transport.keys)
+
+
+def require_keys(order: EngineJob, key: str, given: str) -> None:
     """Refuse a job of several hosts without keys, unless its network is said to be its own."""
-    transport = order.job.transport
-    if not transport.keys and not transport.insecure:
+    if not given and not order.job.transport.insecure:
         said = "missing; a syncer listens to other hosts with keys, or with transport.insecure"
-        raise ConfigError(f"transport.keys: {said}")
+        raise ConfigError(f"{key}: {said}")
 
 
 def check_relays(job: Job) -> None:

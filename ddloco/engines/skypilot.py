@@ -1,6 +1,7 @@
 """A job on SkyPilot: a bash script that submits one managed job per syncer and per learner."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +119,7 @@ def _check(order: EngineJob) -> None:
 
 
 def _syncer(order: EngineJob, actor: str) -> str:
-    lead = order.job.syncer_names()[0]
-    command = [*_command(order, "syncer"), "--bind", "tcp://*:*", "--name", actor]
-    command += ["--connect", _address(order, lead)] if actor != lead else []
+    command = _command(order, "syncer", actor, "--bind", "tcp://*:*", "--name", actor)
     script = SYNCER.format(
         command=_with_keys(order, command),
         address=f"run/{actor}.address",
@@ -131,8 +130,7 @@ def _syncer(order: EngineJob, actor: str) -> str:
 
 
 def _learners(order: EngineJob, first: int, count: int) -> str:
-    command = [*_command(order, "learner"), "--connect"]
-    command += [_address(order, each) for each in order.job.syncer_names()]
+    command = _command(order, "learner", LEARNER)
     script = f"exec {_with_keys(order, command)} --name {LEARNER}\n"
     options = f'--name {order.job.job.name}-learner-"$n" '
     start = START.format(options=options, part='learner-"$n"')
@@ -141,9 +139,9 @@ def _learners(order: EngineJob, first: int, count: int) -> str:
     return _task(order, "learner", "learner", script, LEARNER) + loop
 
 
-def _command(order: EngineJob, role: str) -> list[str]:
-    file = str(order.file.relative_to(order.here))
-    return ["ddloco", role, file, *order.sets, "--join", "--dir", "run"]
+def _command(order: EngineJob, role: str, name: str, *more: str) -> list[str]:
+    command = order.command(role, str(order.file.relative_to(order.here)))
+    return [*command, "--dir", "run", *more, *order.connection(name, partial(_address, order))]
 
 
 def _with_keys(order: EngineJob, command: list[str]) -> str:

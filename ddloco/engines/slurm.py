@@ -4,7 +4,6 @@ import secrets
 from collections.abc import Sequence
 
 from ddloco.engines.orders import EngineJob, check_keys
-from ddloco.stage.files.run_folder import address_file
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.terminal import quoted
 
@@ -126,11 +125,9 @@ def _processes(order: EngineJob) -> int:
 
 
 def _syncer(order: EngineJob, name: str) -> str:
-    lead = order.job.syncer_names()[0]
-    command = ["ddloco", "syncer", str(order.file), *order.sets, "--join"]
-    command += ["--dir", str(order.folder), "--bind", "tcp://*:*", "--name", name]
-    if name != lead:
-        command += ["--connect", _address(order, lead)]
+    command = [*order.command("syncer"), "--dir", str(order.folder)]
+    command += ["--bind", "tcp://*:*", "--name", name]
+    command += order.connection(name, order.address)
     # The name of the host is known where the script runs only.
     about = f"# {name} writes this host's name and its port where learners look for them."
     return _script(
@@ -144,8 +141,7 @@ def _syncer(order: EngineJob, name: str) -> str:
 
 
 def _learners(order: EngineJob, first: int, count: int) -> str:
-    command = ["ddloco", "learner", str(order.file), *order.sets, "--join", "--connect"]
-    command += [_address(order, each) for each in order.job.syncer_names()]
+    command = [*order.command("learner"), *order.connection("learner", order.address)]
     if order.job.tape.ship:
         # A disk of the node is fast, and empty on another node; tapes travel to the syncer. Nobody
         # else can foretell the name.
@@ -163,11 +159,6 @@ def _learners(order: EngineJob, first: int, count: int) -> str:
         me="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
         nodes=_processes(order),
     )
-
-
-def _address(order: EngineJob, syncer: str) -> str:
-    """The file that has the address of a syncer, wherever that runs."""
-    return f"file:{address_file(order.folder, syncer)}"
 
 
 def _script(
