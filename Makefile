@@ -81,8 +81,9 @@ bench-peers: $(STAMP)  ## install gloo, torchft, hivemind, Flower and GradientMa
 	-$(MAKE) --keep-going $(patsubst tests/bench/peers_%.txt,$(PEERS)/%/.installed,$(wildcard tests/bench/peers_*.txt))
 	$(BIN)/python tests/bench/run.py peers
 
-simulate: $(STAMP)  ## 2,000 hostile worlds, every invariant checked beside them (under five minutes)
+simulate: $(STAMP)  ## 2,000 hostile worlds and 1,000 with a liar, every invariant checked beside them (five minutes)
 	$(BIN)/python -m tests.lab.hostile --seeds 2000
+	$(BIN)/python -m tests.lab.hostile --seeds 1000 --lying
 
 experiments: $(STAMP)  ## compare methods, numbers of learners, settings: docs/experiments.md (five hours; it goes on where it was stopped)
 	$(BIN)/python -m ddloco experiment examples/experiments/*.toml

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from ddloco.simulation.report import at_least_one, with_bar
@@ -29,6 +30,7 @@ def given(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("--seed", type=int, default=0, help="the first seed")
     options.add_argument("--seeds", type=int, default=1, help="how many, from the first one on")
     options.add_argument("--jobs", type=int, default=0, help="processes (default: one per core)")
+    options.add_argument("--lying", action="store_true", help="with a peer whose messages lie")
     options.add_argument("--dir", dest="folder", type=Path, help="write tapes and a log there")
     options.add_argument("--json", action="store_true", help="print JSON")
     return options.parse_args(arguments)
@@ -45,15 +47,15 @@ def hostile_worlds(given: argparse.Namespace) -> int:
     if given.folder is not None:
         if len(seeds) > 1:
             raise ConfigError("--dir: holds the tapes of one world; choose one seed")
-        open_folder(given.folder, hostile_world.draw(given.seed).job)
-        outcomes = [hostile_world.run_seed(given.seed, given.folder)]
+        outcomes = [_kept(given.seed, given.folder, lying=given.lying)]
     else:
-        outcomes = with_bar(console, "hostile", hostile_world.run_checked, list(seeds), given.jobs)
+        run = partial(hostile_world.run_checked, lying=given.lying)
+        outcomes = with_bar(console, "hostile", run, list(seeds), given.jobs)
     broken = [each for each in outcomes if each.violation]
     for each in broken[:SHOWN_MAX]:
-        folder = given.folder or _tapes_of(each.seed)
+        folder = given.folder or _tapes_of(each.seed, lying=given.lying)
         console.print(f"seed {each.seed}: {each.violation}", soft_wrap=True, highlight=False)
-        again = f"python -m tests.lab.hostile --seed {each.seed}"
+        again = f"python -m tests.lab.hostile --seed {each.seed}{' --lying' * given.lying}"
         console.print(f"  again: {again}\n  tapes: {folder}", soft_wrap=True, highlight=False)
     totals = {
         "worlds": len(outcomes),
@@ -72,10 +74,14 @@ def hostile_worlds(given: argparse.Namespace) -> int:
     return FOUND if broken else HELD
 
 
-def _tapes_of(seed: int) -> Path:
-    folder = next_folder(Path("runs"), f"hostile-{seed}")
+def _kept(seed: int, folder: Path, *, lying: bool) -> hostile_world.SeedOutcome:
     open_folder(folder, hostile_world.draw(seed).job)
-    hostile_world.run_seed(seed, folder)
+    return hostile_world.run_seed(seed, folder, lying=lying)
+
+
+def _tapes_of(seed: int, *, lying: bool) -> Path:
+    folder = next_folder(Path("runs"), f"hostile-{seed}")
+    _kept(seed, folder, lying=lying)
     return folder
 
 

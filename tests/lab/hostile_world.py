@@ -5,6 +5,7 @@ have only crashes and others everything at once. There are two phases: until ``h
 may fail; after that nothing fails, and the job must end with all learners taking part.
 """
 
+import dataclasses
 import random
 import tempfile
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ from tests.lab.belief import Belief
 from tests.lab.data_order import DataOrder
 from tests.lab.fencing import Fences
 from tests.lab.launches import Launches
+from tests.lab.lies import Liars, OfItselfOnly, Unless
 from tests.lab.merge_oracle import Oracle
 from tests.lab.resource_bounds import Bounds, Holders
 from tests.lab.snapshot_checks import SnapshotContents, SnapshotEndings
@@ -67,7 +69,8 @@ class Hostile:
     those in ``wrong`` are finite but corrupted. Syncers in ``frozen`` are stopped at a time for so
     many seconds, and may be succeeded. Learners in ``dismissed`` are asked at a time to leave for
     good, and are started again all the same after so many seconds. Actors in ``asked`` initiate
-    snapshots, in addition to the job's schedule."""
+    snapshots, in addition to the job's schedule. Those in ``lying`` change a field of their
+    messages between two times, each with a chance (see ``lies``)."""
 
     seed: int
     job: Job
@@ -80,6 +83,7 @@ class Hostile:
     asked: Asked = ()
     frozen: tuple[tuple[str, float, float], ...] = ()
     dismissed: tuple[tuple[str, float, float], ...] = ()
+    lying: tuple[tuple[str, float, float, float], ...] = ()
 
 
 OPTIMIZERS_EVERY = 5
@@ -88,6 +92,9 @@ OPTIMIZERS_EVERY = 5
 COMBINED_EVERY = 7
 """Of so many seeds one is a world that combines what others draw apart; see ``_combined``."""
 
+
+RESTARTS_EVERY = 4
+"""Of so many worlds with a liar one has syncers that are lost, too."""
 
 DATA_EVERY = 17
 """Of so many seeds the last two are worlds whose data shards move between learners."""
@@ -279,6 +286,21 @@ def draw(seed: int, tapes: Path | None = None) -> Hostile:
     return Hostile(
         seed, job, physics, faults, poisoned, wrong, heal_at, end_at, asked, *befallen
     )  # fmt: skip
+
+
+def draw_lying(seed: int, tapes: Path | None = None) -> Hostile:
+    """The world of a seed with a liar in place of corrupted numbers, so that whatever befalls an
+    honest learner's contributions is the liar's doing. In three of four the syncers live: one that
+    has lost merges must believe what its learners say of them."""
+    drawn, rng = draw(seed, tapes), random.Random(f"liar {seed}")
+    if seed % RESTARTS_EVERY:
+        syncers = drawn.job.syncer_names()
+        faults = tuple(each for each in drawn.faults if each.who not in syncers)
+        drawn = dataclasses.replace(drawn, faults=faults, frozen=())
+    who = rng.choice([*drawn.job.learner_names(), *drawn.job.relay_names()])
+    begin, end = rng.uniform(0, drawn.heal_at * 0.5), drawn.heal_at
+    chance = rng.choice([0.05, 0.3, 1.0])
+    return dataclasses.replace(drawn, poisoned=(), wrong=(), lying=((who, begin, end, chance),))
 
 
 def _dismissed(seed: int, job: Job, heal_at: float) -> tuple[tuple[str, float, float], ...]:
@@ -497,12 +519,16 @@ class Watch:
     learning: Learning = field(default_factory=Learning)
     trail: Trail = field(default_factory=Trail)
     snapshot_endings: SnapshotEndings = field(init=False)
+    liars: frozenset[str] = frozenset()
+    restarts: bool = False
 
     def __post_init__(self) -> None:
         self.snapshot_endings = SnapshotEndings(self.heal_at)
 
     def checks(self) -> list[Check]:
         """All checks, in order."""
+        if self.liars:
+            return self._beside_liars()
         healing = Healing(self.merging, self.learning, self.heal_at)
         told = [self.merging, PerSyncer(Launches), self.learning, Causal(), Durable()]
         known = [Clocks(), Contents(), DataOrder(), Bounds(), Holders(), Optimizer(), Oracle()]
@@ -517,15 +543,29 @@ class Watch:
             self.trail,
         ]
 
+    def _beside_liars(self) -> list[Check]:
+        """What holds although somebody lies: of all that others do, and of all that is done with
+        what they say. ``restarts``: syncers are lost, so what learners hold is believed."""
+        told: list[Check] = [
+            Unless(each, self.liars) for each in (Contents(cursors=False), Bounds())
+        ]
+        told += [Holders(), self.learning, Optimizer(), Standing(), self.trail]
+        if self.restarts:
+            return told
+        sums = [] if any("relay" in each for each in self.liars) else [Oracle()]
+        return [*told, self.merging, Durable(), *sums, OfItselfOnly(self.liars)]
 
-def run_seed(seed: int, tapes: Path | None = None) -> SeedOutcome:
+
+def run_seed(seed: int, tapes: Path | None = None, *, lying: bool = False) -> SeedOutcome:
     """Run the hostile world of a seed with all checks; returns the result."""
-    return happen(draw(seed, tapes))
+    return happen((draw_lying if lying else draw)(seed, tapes))
 
 
 def happen(drawn: Hostile) -> SeedOutcome:
     """Run a world with all checks; returns the result."""
-    watch = Watch(drawn.heal_at)
+    restarts = drawn.seed % RESTARTS_EVERY == 0
+    liars_of = frozenset(who for who, *_ in drawn.lying)
+    watch = Watch(drawn.heal_at, liars=liars_of, restarts=restarts)
     fences = Fences() if drawn.frozen else None
     observers, may_act = ([fences], fences.may_act) if fences is not None else ([], None)
     world = World(drawn.job, drawn.physics, watch.checks(), observers, may_act)
@@ -538,6 +578,11 @@ def happen(drawn: Hostile) -> SeedOutcome:
         for name, begin, end, how in drawn.wrong:
             world.call(begin, _spoil, world, name, how)
             world.call(end, _spoil, world, name, None)
+        liars = Liars(world, drawn.seed) if drawn.lying else None
+        for name, begin, end, chance in drawn.lying:
+            assert liars is not None, "a world with a liar"
+            world.call(begin, liars.begin, name, chance)
+            world.call(end, liars.end, name)
         for name, at, for_s in drawn.frozen:
             assert fences is not None, "a world with leases"
             world.call(at, fences.freeze, world, name, for_s)
@@ -546,7 +591,8 @@ def happen(drawn: Hostile) -> SeedOutcome:
         for at, name in drawn.asked:
             world.call(at, ask, world, name)
         world.run(drawn.end_at, events_max=EVENTS_MAX)
-        watch.snapshot_endings.ended(world)
+        if not drawn.lying:
+            watch.snapshot_endings.ended(world)
         hold(
             world.nodes[world.lead].finish is not None,
             "heal-progress",
@@ -573,13 +619,13 @@ TWICE_EVERY = 20
 record-is-inert)."""
 
 
-def run_checked(seed: int) -> SeedOutcome:
+def run_checked(seed: int, *, lying: bool = False) -> SeedOutcome:
     """Like ``run_seed``; one seed in twenty runs again, and with tapes, with one result."""
-    outcome = run_seed(seed)
+    outcome = run_seed(seed, lying=lying)
     if seed % TWICE_EVERY == 0 and outcome.violation is None:
         with tempfile.TemporaryDirectory(prefix="ddloco-hostile-") as folder:
-            _compare(outcome, run_seed(seed), "determinism-check")
-            _compare(outcome, run_seed(seed, Path(folder)), "record-is-inert")
+            _compare(outcome, run_seed(seed, lying=lying), "determinism-check")
+            _compare(outcome, run_seed(seed, Path(folder), lying=lying), "record-is-inert")
     return outcome
 
 

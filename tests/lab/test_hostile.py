@@ -116,8 +116,8 @@ def test_a_second_run_that_differs_is_found(call, monkeypatch, invariant):
     """One seed in twenty is run again, plainly and with tapes."""
     run, count = hostile_world.run_seed, []
 
-    def differs(seed, tapes=None):
-        outcome = run(seed, tapes)
+    def differs(seed, tapes=None, *, lying=False):
+        outcome = run(seed, tapes, lying=lying)
         count.append(tapes)
         if (tapes is None) == (invariant == "determinism-check") and len(count) > 1:
             outcome.trail = "another"

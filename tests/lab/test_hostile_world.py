@@ -34,6 +34,8 @@ SEEDS = range(300)
         (4788, "a learner was to take part while its reports of a narrow link still arrived"),
         (6500, "the same, with one syncer"),
         (6906, "a learner was to take part by steps after the last merge"),
+        (593, "who had a shard twice was not believed about the first time"),
+        (1069, "the same, of the first step"),
         (4461, "a fragment was to be merged whose shard came back after the last global step"),
     ],
 )
@@ -148,9 +150,12 @@ def test_poison_is_in_and_out(monkeypatch):
 def test_one_seed_in_twenty_runs_again(monkeypatch):
     """Plainly, and with tapes; what is found otherwise is not looked at twice."""
     seen, once = [], hostile_world.run_seed
-    monkeypatch.setattr(
-        hostile_world, "run_seed", lambda seed, tapes=None: seen.append(tapes) or once(seed, tapes)
-    )
+
+    def run(seed, tapes=None, *, lying=False):
+        seen.append(tapes)
+        return once(seed, tapes, lying=lying)
+
+    monkeypatch.setattr(hostile_world, "run_seed", run)
     run_checked(3)
     assert [None] == seen
     run_checked(20)

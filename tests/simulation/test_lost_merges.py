@@ -117,5 +117,5 @@ def test_a_learner_that_is_further_than_the_job_can_be_is_refused(begin):
     learner.versions[0] += 8
     world.run(10_000.0)
     assert [] == log.of("goes on from learners")
-    assert any("does not exist yet" in each["reason"] for each in log.of("refused"))
+    assert any("which cannot be" in each["reason"] for each in log.of("refused"))
     assert world.over

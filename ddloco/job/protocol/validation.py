@@ -28,7 +28,7 @@ def admission(
     ``relays``: whether the receiver is a relay, which is sent payloads of which a syncer is only
     told.
     """
-    layouts = _Layouts(plan, state_bytes, up, down, relays=relays)
+    layouts = Layouts(plan, state_bytes, up, down, relays=relays)
 
     def admits(header: Header[Any]) -> None:
         wanted = layouts.of(header.body)
@@ -43,7 +43,9 @@ def admission(
     return admits
 
 
-class _Layouts:
+class Layouts:
+    """The tensors that a body of a job must bring."""
+
     def __init__(
         self, plan: FragmentPlan, state_bytes: int, up: Format, down: Format, *, relays: bool
     ) -> None:

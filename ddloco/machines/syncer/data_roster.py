@@ -31,8 +31,8 @@ TERMS_MAX = 2**24
 """Messages of one incarnation of a syncer."""
 
 AHEAD_MAX = 1_000_000
-"""Batches by which a report of an earlier syncer's term may be ahead of what was kept. In a term of
-this syncer a learner is ahead by its own steps at most; another report is not believed, since
+"""Batches by which a report of what was before this syncer may be ahead of what was kept. In a term
+of this syncer a learner is ahead by its own steps at most; another report is not believed, since
 whoever gets the shard next would leave out what nobody has used."""
 
 
@@ -46,8 +46,8 @@ class DataShard(Struct, forbid_unknown_fields=True):
         asked: the number of the message by which the drawer shall give it back; 0 if it shall not.
         batches: how many of its batches were used, as was reported.
         cursor: the position of its stream after them; empty if unknown.
-        given: for each learner the last incarnation that drew from it, and in which term: nobody
-            else is believed about the batches of that term.
+        given: for each learner the last incarnation that drew from it, and in which term last:
+            nobody else is believed about its batches.
     """
 
     owner: str
@@ -67,8 +67,10 @@ class DataShard(Struct, forbid_unknown_fields=True):
         self.given[actor_of(incarnation)] = incarnation, self.term
 
     def was_given(self, incarnation: str, term: int) -> bool:
-        """Whether an incarnation may speak of the batches of a term: it was its drawer."""
-        return self.given.get(actor_of(incarnation)) == (incarnation, term)
+        """Whether an incarnation may speak of the batches of a term: it was its drawer, then or, if
+        it was given the shard again before it had told of the first time, later."""
+        given, newest = self.given.get(actor_of(incarnation), ("", 0))
+        return given == incarnation and term <= newest
 
     def came(self, place: DataPlace) -> None:
         """Take a report of who draws or has drawn from it. Everybody begins where others were, so

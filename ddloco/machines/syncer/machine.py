@@ -405,6 +405,10 @@ class Syncer(OwnMachine):
         membership = Membership(len(parts), data=self._new_data(number))
         membership.newest[place.name] = number
         membership.accounts.restarted = number > 1
+        is_first = number == 1 and not event.kept
+        membership.is_first = is_first and place.leads
+        if is_first:  # Nothing was merged before, so nobody can hold what is not here.
+            initial.merged_here = dict.fromkeys(owned)
         rounds = Rounds(membership, initial, OutlierHistory([Usual() for _ in parts]))
         for each in event.kept:
             initial.recover(each.fragment, each.version)
@@ -540,9 +544,11 @@ class Syncer(OwnMachine):
         training = self._trained
         rounds, relay = training.rounds, training.relay
         membership = rounds.membership
-        problem = membership.report(at, member, progress)
-        if problem is not None:
-            return [Observe("refused", {"learner": member.incarnation, "reason": problem})]
+        problem = rounds.beyond(progress, self._shared)
+        problem = problem or membership.report(at, member, progress)
+        if problem is not None:  # Over another link it reports again, whatever was false here.
+            seen = Observe("refused", {"learner": member.incarnation, "reason": problem})
+            return [seen, Hangup(member.peer, problem), *self._lost(at, member.peer, problem)]
         if self.job.job.shards is None:
             actor = actor_of(member.incarnation)
             membership.note_batches(actor, progress.batches, progress.cursor)

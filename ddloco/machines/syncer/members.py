@@ -106,6 +106,9 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
         before = self.progress.step if self.progress is not None else 0
         if progress.step < before:
             return f"report of step {progress.step} after step {before}"
+        steps, elapsed = progress.step - self.first_step, at - self.joined_at
+        if self._in_haste(steps, elapsed):
+            return f"report of {steps} steps in {elapsed:.3g} s, {self._fastest()}"
         self.fresh = self.fresh or progress.step > before
         self.ahead += progress.step - before if self.progress is not None else 0
         self.progress = progress
@@ -201,13 +204,19 @@ class Member(Struct, forbid_unknown_fields=True, eq=False):
         since = f"since it was told of version {version}"
         if said.steps > said.step - told_step:
             return f"more steps than it has taken: {said.steps} of {said.step - told_step} {since}"
-        fastest, elapsed = self.fastest_s, at - told_at
-        if fastest < math.inf and (said.steps - HASTE_STEPS) * fastest > HASTE * elapsed:
-            return (
-                f"more steps than time allows: {said.steps} in {elapsed:.3g} s {since}, "
-                f"its fastest was {fastest:.3g} s"
-            )
+        elapsed = at - told_at
+        if self._in_haste(said.steps, elapsed):
+            took = f"{said.steps} in {elapsed:.3g} s {since}"
+            return f"more steps than time allows: {took}, {self._fastest()}"
         return None
+
+    def _in_haste(self, steps: int, elapsed: float) -> bool:
+        """Whether so many steps are impossible in so many seconds."""
+        known = self.fastest_s < math.inf
+        return known and (steps - HASTE_STEPS) * self.fastest_s > HASTE * elapsed
+
+    def _fastest(self) -> str:
+        return f"its fastest was {self.fastest_s:.3g} s"
 
 
 def new_member(peer: str, incarnation: str, fragments: int, at: float) -> Member:

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from clocks import actor_of, number_of
 from ddloco.job.protocol.messages import Progress, Roster
 from ddloco.machines.syncer.accounts import LATE, Accounts
-from ddloco.machines.syncer.data_roster import DataRoster
+from ddloco.machines.syncer.data_roster import AHEAD_MAX, DataRoster
 from ddloco.machines.syncer.members import Member, new_member
 from ddloco.machines.syncer.outlier_history import STRIKES
 from ddloco.stage.actors.effects import Observe
@@ -60,11 +60,13 @@ class Membership(Struct, forbid_unknown_fields=True):
     """Members that have not finished a step since the last launch."""
     reported: dict[str, None] = {}
     """Members that have reported since this was last read; see ``Rounds``."""
+    is_first: bool = False
+    """Whether this is the lead and no other was before it: whoever began was told by it where."""
     found: str = ""
     """The member that ``missing`` last found worth waiting for."""
 
     def report(self, at: float, member: Member, progress: Progress) -> str | None:
-        problem = member.report(at, progress)
+        problem = self._untrue(member, progress) or member.report(at, progress)
         if problem is None:
             self.reported[member.peer] = None
             self.accounts.report(member.incarnation, progress)
@@ -73,6 +75,17 @@ class Membership(Struct, forbid_unknown_fields=True):
             if member.fresh:
                 self.stale.pop(member.peer, None)
         return problem
+
+    def _untrue(self, member: Member, progress: Progress) -> str | None:
+        """Return why a report of used batches cannot be, or None if it can: without its own steps
+        they are those that the lead told it of when it began."""
+        known, earlier = self.batches.get(actor_of(member.incarnation), 0), member.progress
+        before, most = progress.batches - progress.step, known + (not self.is_first) * AHEAD_MAX
+        same = earlier is None or not earlier.step or before == earlier.batches - earlier.step
+        if self.data.shards or (before <= most and same):
+            return None
+        said = f"report of {progress.batches} batches after {progress.step} steps"
+        return f"{said}, {known} were known"
 
     def launched(self, steps: int) -> None:
         """Note the launch of a sync ``steps`` global steps after the one before: only who takes

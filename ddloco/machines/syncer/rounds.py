@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from clocks import actor_of
 from ddloco.job.config import Compress, Job
 from ddloco.job.protocol.fragment_plan import FragmentPlan
-from ddloco.job.protocol.messages import Contribution, ContributionSum, Pull
+from ddloco.job.protocol.messages import Contribution, ContributionSum, Progress, Pull
 from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.timers import LaunchDue, PullDeadline, SumsDeadline
 from ddloco.job.protocol.work import FragmentMerged
@@ -34,6 +34,10 @@ from ddloco.machines.syncer.syncs import ReceivedContribution, Sync
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.effects import Observe
 from transport import CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
+
+BEYOND_INTERVALS = 2
+"""So many intervals after the last global step, what was lost may have been taken from learners;
+and so far is a learner ahead of what it holds, at most, where learners wait for each other."""
 
 LAUNCHES_MAX = 256
 """Launches whose time is kept, to measure answer times; answers to older ones are not measured."""
@@ -176,6 +180,9 @@ class Rounds(Struct, forbid_unknown_fields=True):
         """Launch every sync that may be launched now. No other method launches syncs."""
         job = shared.job
         effects = self._close_overdue(at, shared)
+        again = self.schedule.again
+        if job.sync.blocking and again and self.waiting is not None and again[0] < self.waiting.t:
+            self.waiting = None  # Learners that wait for the one do not come to the other.
         while self.waiting is not None or self._choose(at, job, shared.plan):
             waiting = self.waiting
             assert waiting is not None
@@ -318,12 +325,13 @@ class Rounds(Struct, forbid_unknown_fields=True):
                 return refused
             return [*refused, *self._answered(at, sync, member.peer, shared)]
         p = sync.fragment
-        newest = min(self.globals.newest(p, said.base), sync.t - 1)
+        newest = min(self.globals.newest(p, member.holds(p)), sync.t - 1)
         merged, band = self.membership.merged[member.incarnation][p], shared.job.sync.band
         problem = member.objection(said, newest, self.globals.oldest(p), merged)
+        doubt = None
         if problem is None and band:
             carries = shared.job.sync.late == "carry"
-            problem = member.doubt(at, said, carries=carries)
+            problem = doubt = member.doubt(at, said, carries=carries)
         anchor, relay = "", ""
         if problem is None and said.relay is not UNSET:
             relay = self.sites.linked(said.relay)
@@ -338,7 +346,9 @@ class Rounds(Struct, forbid_unknown_fields=True):
                 problem = f"a difference to version {said.base}, which this syncer does not have"
         if problem is not None:
             refused = self.membership.refuse(*who, problem)
-            return [*refused, *self._answered(at, sync, member.peer, shared)]
+            # What it holds is replaced, so that what is false here does not come again.
+            anew = self._strike(at, p, member.peer, shared.job.compress) if doubt else []
+            return [*refused, *anew, *self._answered(at, sync, member.peer, shared)]
         sync.awaited.pop(member.peer, None)
         part = sync.parts[member.peer] = ReceivedContribution(
             member.incarnation, said, handle, anchor, relay
@@ -535,6 +545,23 @@ class Rounds(Struct, forbid_unknown_fields=True):
             due = self.schedule.t - (self.schedule.t - plan.offsets[p]) % plan.interval
             if due > 0 and self.globals[p].version < due:
                 self.schedule.repeat(due)
+
+    def beyond(self, said: Progress, shared: Shared) -> str | None:
+        """Return which version a learner says that it holds and nobody can, or None. One that this
+        syncer may have lost was merged at a global step at which its fragment is due."""
+        versions, ahead = said.versions, BEYOND_INTERVALS * shared.plan.interval
+        last = shared.job.last_sync + ahead
+        newest = max(versions, default=0)
+        if said.position > newest + ahead:
+            return f"report of global step {said.position} with versions up to {newest}"
+        for p in self.globals.owned if len(versions) == len(self.globals) else ():
+            held = versions[p]
+            if held <= self.globals[p].version:
+                continue
+            lost = self.globals.newest(p, held) == held
+            if not lost or held > last or shared.plan.fragment_due(held) != p:
+                return f"report of version {held} of fragment {p}, which cannot be"
+        return None
 
     def catch_up(self, t: int) -> None:
         """Continue after global step ``t``: learners hold merges up to it that this syncer lost."""

@@ -61,11 +61,13 @@ from transport import Event, MessageArrived, Transmit
 @dataclass
 class PendingMerges:
     """The state of one syncer's merges: contributions by handle (see ``_place``), merges in
-    progress by work, and the newest incarnation of each learner."""
+    progress by work, the newest incarnation of each learner, and whose contributions to a sync were
+    refused, some of them when all had come."""
 
     newest: Counter[str]
     arrived: dict[str, tuple[str, Contribution, int]] = field(default_factory=dict[str, Any])
     merging: dict[int, MergeFragment] = field(default_factory=dict[int, MergeFragment])
+    refused: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
 
 
 class Merging(InvariantCheck[Stage, Incarnation]):
@@ -107,6 +109,8 @@ class Merging(InvariantCheck[Stage, Incarnation]):
         for effect in effects:
             if isinstance(effect, MergeFragment):
                 self._merge(stage, pending, effect)
+            elif isinstance(effect, Observe) and effect.event == "refused" and "t" in effect.fields:
+                pending.refused.add((effect.fields.get("learner", ""), effect.fields["t"]))
             elif isinstance(effect, Observe) and effect.event == "joined":
                 actor, number = actor_of(effect.fields["learner"]), effect.fields["learner"]
                 pending.newest[actor] = max(pending.newest[actor], number_of(number))
@@ -133,6 +137,7 @@ class Merging(InvariantCheck[Stage, Incarnation]):
             place
             for place, (_, said, _) in pending.arrived.items()
             if said.t == merge.t and said.relay is UNSET
+            if (pending.arrived[place][0], merge.t) not in pending.refused
         }
         given = {_place(merge, share) for share in merge.shares}
         lost = sorted(pending.arrived[each][0] for each in taken - given)
@@ -157,6 +162,7 @@ class Merging(InvariantCheck[Stage, Incarnation]):
 
     def _merged(self, stage: Stage, pending: "PendingMerges", event: FragmentMerged) -> None:
         merge = pending.merging.pop(event.work)
+        pending.refused = {each for each in pending.refused if each[1] > merge.t}
         come = {share.name: pending.arrived.pop(_place(merge, share)) for share in merge.shares}
         for place in [each for each, (_, said, _) in pending.arrived.items() if said.t == merge.t]:
             del pending.arrived[place]  # Its relay has left it out.

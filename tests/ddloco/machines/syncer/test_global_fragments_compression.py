@@ -99,13 +99,13 @@ def test_who_trained_from_a_version_that_is_not_here_is_asked_for_the_whole(open
     kept = [Kept(p, p + 4, {}, {}, b"digest") for p in range(2)]
     harness = open_harness(kept, up="int4")
     held = tuple(max(each, 1) for each in harness.machine.rounds.globals.versions)
-    pulls = launched(harness, (3, 5, 1))
+    pulls = launched(harness, (3, 5, 2))
     assert pulls
     fragment = pulls[A].fragment
     assert held[fragment] >= 1
-    assert (3, 5, 1)[fragment] != held[fragment], "the learners hold what this syncer lost"
+    assert (3, 5, 2)[fragment] != held[fragment], "the learners hold what this syncer lost"
     assert pulls[A].whole is True
-    effects = contribute(harness, A, pulls[A], base=(3, 5, 1)[fragment])
+    effects = contribute(harness, A, pulls[A], base=(3, 5, 2)[fragment])
     (refused,) = observed("refused", effects)
     assert "which this syncer does not have" in refused["reason"]
 

@@ -102,11 +102,24 @@ class Harness:
             MessageArrived(peer, lane, peer, 1, self.number, {}, body, handle=handle), after_s
         )
 
-    def report(self, peer, after_s=0.0, versions=(0,) * P, steps=(1,) * P, step_s=1.0, step=None):
+    def report(
+        self,
+        peer,
+        after_s=0.0,
+        versions=(0,) * P,
+        steps=(1,) * P,
+        step_s=1.0,
+        step=None,
+        batches=None,
+        **more,
+    ):
         """A learner has finished one more step."""
         self.steps[peer] = self.steps.get(peer, 0) + 1 if step is None else step
         tokens = tuple(8 * n for n in steps)
-        return self.say(peer, Progress(self.steps[peer], step_s, versions, steps, tokens), after_s)
+        done = self.steps[peer]
+        batches = done if batches is None else batches
+        said = Progress(done, step_s, versions, steps, tokens, batches=batches, **more)
+        return self.say(peer, said, after_s)
 
     def contribute(self, peer, t, fragment, base=0, step=None, steps=1, **more):
         """A learner answers a pull."""
@@ -158,8 +171,8 @@ def observed(event, effects):
 def open_harness(make_job, leaves):
     """Makes a syncer that listens, with learners that have joined and hold everything."""
 
-    def opened(*peers, learners=3, steps=12, interval=P, **sync):
-        harness = Harness(make_job(learners, P, interval, steps, **sync), leaves)
+    def opened(*peers, learners=3, steps=12, interval=P, incarnation="syncer.1", **sync):
+        harness = Harness(make_job(learners, P, interval, steps, **sync), leaves, incarnation)
         harness.open()
         for peer in peers:
             harness.tell(PeerJoined(peer, peer))
@@ -532,13 +545,41 @@ def test_a_job_of_which_nothing_is_believed_any_more_fails(open_harness, monkeyp
     assert "failed" == harness.machine.shutdown.status
 
 
-def test_a_false_report_is_refused(open_harness):
-    """A report of other fragments, or of a step before the last, changes nothing."""
+FALSE = [
+    ({"step": 4}, "report of step 4 after step 5"),
+    ({"step": 6, "versions": (0,), "steps": (1,)}, "report of [1] fragments, the plan has 3"),
+    ({"step": 99_999}, "report of 99999 steps in 0 s, its fastest was 1 s"),
+    ({"versions": (0, 1, 0)}, "report of version 1 of fragment 1, which cannot be"),
+    ({"batches": 7}, "report of 7 batches after 6 steps, 5 were known"),
+    ({"batches": 5}, "report of 5 batches after 6 steps, 5 were known"),
+    ({"position": 7}, "report of global step 7 with versions up to 0"),
+]
+
+
+@pytest.mark.parametrize(("false", "reason"), FALSE)
+def test_a_false_report_is_refused(open_harness, false, reason):
+    """It changes nothing, and its link is made again: the next report may be true."""
     harness = open_harness(A)
-    harness.report(A, step=5, steps=(0,) * P)
-    assert observed("refused", harness.report(A, step=4))
-    assert observed("refused", harness.report(A, step=6, versions=(0,), steps=(1,)))
-    assert 5 == harness.machine.members[A].progress.step
+    harness.report(A, step=5, steps=(1,) * P)
+    effects = harness.report(A, **false)
+    assert [{"learner": A, "reason": reason}] == observed("refused", effects)
+    assert [Hangup(A, reason)] == of(Hangup, effects)
+    assert A not in harness.machine.members
+    harness.tell(PeerJoined(A, A))
+    assert [] == observed("refused", harness.report(A, step=6))
+    batches = harness.machine.rounds.membership.batches["learner-0"]
+    assert (6, 6) == (harness.machine.members[A].progress.step, batches)
+
+
+def test_a_syncer_that_came_back_believes_what_it_may_have_lost(open_harness):
+    """Of versions those that were due then, and of batches many; nothing that cannot be."""
+    harness = open_harness(A, incarnation="syncer.2")
+    assert [] == observed("refused", harness.report(A, versions=(0, 1, 0), batches=999))
+    (seen,) = observed("refused", harness.report(A, versions=(0, 2, 0), batches=1000))
+    assert "report of version 2 of fragment 1, which cannot be" == seen["reason"]
+    harness.tell(PeerJoined(A, A))
+    (seen,) = observed("refused", harness.report(A, versions=(0, 10**6, 0), batches=1001))
+    assert "report of version 1000000 of fragment 1, which cannot be" == seen["reason"]
 
 
 def test_unknown_peers_change_nothing(open_harness):

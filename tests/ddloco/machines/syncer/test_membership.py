@@ -23,8 +23,8 @@ def membership():
 @pytest.fixture
 def three(membership):
     """Three learners that have never come back."""
-    for at, peer in enumerate([C1, B1, A1]):
-        assert [] == join(membership, peer, at)
+    for n, peer in enumerate([C1, B1, A1]):
+        assert [] == join(membership, peer, n / 8)
     return membership
 
 
@@ -35,7 +35,8 @@ def join(membership, peer, at=0.0):
 
 def report(membership, peer, at=1.0, step=1, step_s=1.0, versions=(0, 0), steps=(1, 1)):
     """A learner's report is taken."""
-    said = Progress(step, step_s, versions, steps, tuple(8 * n for n in steps))
+    tokens = tuple(8 * n for n in steps)
+    said = Progress(step, step_s, versions, steps, tokens, batches=step)
     assert membership.report(at, membership.members[peer], said) is None
 
 
@@ -265,7 +266,7 @@ def test_a_replaced_incarnation_is_known_after_a_restart(three):
 def test_the_counters_of_whoever_has_drawn_most_are_kept(three):
     """They outlive its link; a report without any says nothing."""
     for peer, batches, counters in ((A1, 5, (5,)), (B1, 9, (8,)), (C1, 7, (7,)), (A1, 20, ())):
-        said = Progress(1, 1.0, (0, 0), (1, 1), (8, 8), batches=batches, counters=counters)
+        said = Progress(batches, 1.0, (0, 0), (1, 1), (8, 8), batches=batches, counters=counters)
         assert three.report(1.0, three.members[peer], said) is None
     three.lose(B1)
     assert three.counters == (9, (8,))

@@ -329,7 +329,7 @@ def test_the_end_waits_for_relays(harness):
 def test_nothing_goes_through_a_relay_before_the_first_merge(make_job, leaves):
     """Learners may hold what this incarnation of the syncer has lost."""
     job = replace(make_job(3, P, P, 30), relay={"relay-0": RelayTable(("learner-0",))})
-    harness = SiteHarness(job, leaves)
+    harness = SiteHarness(job, leaves, "syncer.2")
     harness.open()
     harness.tell(PeerJoined(A, A))
     harness.link((0,) * P, {A: 1})
