@@ -49,9 +49,10 @@ test-times:  ## the processor time of all tests except the slow ones, by folder
 slow: $(STAMP)  ## the tests that take minutes
 	$(PYTEST) -m slow
 
-soak: $(STAMP)  ## ten minutes of faults on a sharded job, then every invariant and the replay; tapes with each field changed
+soak: $(STAMP)  ## ten minutes of faults on a sharded job, then every invariant and the replay; tapes with each field changed; flipped bytes; 5,000 liars
 	$(BIN)/python -m tests.processes.soak --minutes 10
-	$(PYTEST) -m "slow or not slow" tests/processes/test_changed_tapes.py
+	$(PYTEST) -m "slow or not slow" tests/processes/test_changed_tapes.py tests/processes/test_flipped_bytes.py
+	$(BIN)/python -m tests.lab.hostile --seeds 5000 --lying
 
 check: lint types  ## lint, format, import rules, types
 

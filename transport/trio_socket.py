@@ -12,6 +12,7 @@ install), wait-then-receive-once (1 of 100 queued messages arrived).
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -86,7 +87,8 @@ class TrioSocket:
         try:
             self._socket.setsockopt(zmq.LINGER, 0)
             if address:
-                self._socket.disconnect(address)
+                with suppress(zmq.ZMQError):  # libzmq has given up what sent it broken frames.
+                    self._socket.disconnect(address)
             self._socket.connect(address if to is None else to)
         finally:
             self._socket.setsockopt(zmq.LINGER, linger)

@@ -93,8 +93,8 @@ HOLDERS_MAX = 16_384
 that the longest silent one is forgotten, and the next connection that claims its route gets it."""
 
 PROBE, ANSWER = b"ddloco?", b"ddloco!"
-"""The probe "are you there" and its answer. Both are handled below `deliver`, are one part long,
-and cannot be confused with a header."""
+"""The probe "are you there", followed by the identity of who asks, and its answer. Both are handled
+below `deliver`, are one part long, and cannot be confused with a header."""
 
 
 FILE = "file:"
@@ -311,6 +311,8 @@ class ZmqEndpoint:
             loan = None
         except trio.WouldBlock:
             self._counts["sends_refused_full"] += 1
+            if line.route is not None:
+                line.said(0)  # Full, or libzmq has given the connection up, as for broken frames.
             raise LaneFull(route) from None
         except zmq.ZMQError as error:
             if error.errno != errno.EHOSTUNREACH:
@@ -470,7 +472,7 @@ class ZmqEndpoint:
                     # Also over a new connection, so that it takes its identity back at once, and
                     # a line with nothing more to send is not reconnected for ever.
                     line.probed = True
-                    line.socket.send_multipart_nowait([PROBE])
+                    line.socket.send_multipart_nowait([PROBE + line.identity])
             except trio.ClosedResourceError:
                 return
             except trio.WouldBlock:
@@ -548,7 +550,10 @@ class ZmqEndpoint:
             self._counts["arrivals_refused_parts"] += 1
         elif max(map(len, frames)) > FRAME_BYTES_MAX:
             self._counts["arrivals_refused_oversize"] += 1
-        elif line.route is None and frames == (PROBE,):
+        elif line.route is None and len(frames) == 1 and frames[0][: len(PROBE)] == PROBE:
+            if frames[0][len(PROBE) :] != identity:  # Changed on the way: only another connection
+                self._counts["arrivals_refused_route"] += 1  # mends what this one is known by.
+                return None
             # On failure there is no answer: a full or vanished peer probes again.
             with suppress(trio.WouldBlock, zmq.ZMQError, trio.ClosedResourceError):
                 name = self._shared.name if self._shared is not None else b""
@@ -628,7 +633,7 @@ def _written_in(address: str) -> str:
 def _probe(line: _Line) -> None:
     """Send a probe, so that the listener knows of the line before it has messages to send."""
     with suppress(trio.WouldBlock):  # Not connected yet.
-        line.socket.send_multipart_nowait([PROBE])
+        line.socket.send_multipart_nowait([PROBE + line.identity])
 
 
 def _is_there(line: _Line, identity: bytes) -> bool:

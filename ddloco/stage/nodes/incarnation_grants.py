@@ -51,7 +51,7 @@ AHEAD_MAX = 1024
 believes what an actor says of its earlier incarnations up to this distance; larger jumps would soon
 use up all numbers."""
 
-TELL_S = 30.0
+TELL_S = 45.0
 """How long, in seconds, a lead that has nothing left to do tells those that still ask."""
 
 AGAIN_S = 1.0
