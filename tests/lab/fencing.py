@@ -45,6 +45,9 @@ class _Files:
             raise FileNotFoundError(name)
         return nullcontext(io.BytesIO(self._files[name]))
 
+    def remove(self, name: str) -> None:
+        self._files.pop(name, None)
+
     def files(self, folder: str) -> Mapping[str, bytes]:
         return {name: data for name, data in self._files.items() if name.startswith(f"{folder}/")}
 

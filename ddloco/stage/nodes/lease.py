@@ -6,6 +6,7 @@ whoever acts as a syncer holds a lease, in a folder that all who may act as it c
 
     NAME/00000007.json   a claim: who acts as NAME from now on; created if absent, never changed
     NAME/beat.json       written by the holder of the newest claim every BEAT_S seconds
+    NAME.signs/7-00000031  created beside the beat of that count; the last SIGNS_KEPT stay
 
 and beside its run folder, for what can be known of processes of the same host at once:
 
@@ -17,6 +18,11 @@ successor claims the next number once nothing has changed for SILENT_S seconds b
 two clocks are compared. Whoever could not renew in time, because it was stopped, acts again only
 if it can claim the next number itself; if another one has claimed it, it writes nothing more.
 The number of the newest claim is the epoch of the actor.
+
+The place must create exclusively, which each claim shows, and must find a name that nobody has
+looked for before. It need not read what is new: network file systems serve attributes and contents
+from a cache for a minute. So a successor that sees no change looks for signs after the last one
+that it knows, under names that no cache of its host has; if there is one, the holder lives.
 """
 
 import errno
@@ -48,6 +54,9 @@ HOLD_S = 6.0
 SILENT_S = 8.0
 """How long, in seconds, a successor waits for a sign of life. It is longer than HOLD_S by the time
 that a write needs until others see it."""
+
+SIGNS_KEPT = 64
+"""Signs that stay, two minutes of them: all those after a beat that is a minute old are there."""
 
 LOOK_S = 0.25
 """Interval, in seconds, at which a successor looks for a sign of life."""
@@ -179,6 +188,8 @@ class Lease:
         self._renewed = float("-inf")
         self._lost = ""
         self._lock: IO[bytes] | None = None
+        self._known = 0, 0
+        self._asked: set[str] = set()
 
     @property
     def place(self) -> str:
@@ -194,6 +205,8 @@ class Lease:
         number, claim = self._newest()
         beat = self._signs(number)
         signs = number, claim, beat
+        if silent and signs == self._seen and beat is not None and self._lives(beat):
+            self._since, silent = self._now(), False
         if claim is None or self._has_ended(claim, beat) or (silent and signs == self._seen):
             self._number = number
             if claim is not None:
@@ -223,6 +236,9 @@ class Lease:
         except LeaseLostError as error:
             raise LeaseTakenError(f"{error}: stop it first, or use another folder") from None
         self._remove_locks()
+        for name in self._place.files(f"{self._name}.signs"):
+            if not name.rpartition("/")[2].startswith(f"{self._number}-"):
+                self._place.remove(name)
 
     # While it is held.
 
@@ -288,7 +304,31 @@ class Lease:
     def _beat(self, ended: Status | None = None, reason: str = "") -> None:
         self._beats += 1
         beat = Beat(self._number, self._beats, ended, reason)
+        self._place.create(self._sign(self._number, self._beats), b"", exclusive=False)
+        if self._beats > SIGNS_KEPT:
+            self._place.remove(self._sign(self._number, self._beats - SIGNS_KEPT))
         self._place.put(f"{self._name}/beat.json", msgspec.json.encode(beat))
+
+    def _sign(self, claim: int, count: int) -> str:
+        return f"{self._name}.signs/{claim}-{count:08}"
+
+    def _lives(self, beat: Beat) -> bool:
+        """Whether there is a sign after the newest that is known, of the holder that made this
+        beat. No name is asked for again that was not there, which a cache may remember: so the
+        holder must have renewed twice since."""
+        before = self._known[1] if self._known[0] == beat.claim else 0
+        count = newest = max(beat.count, before)
+        while True:
+            count += 1
+            name = self._sign(beat.claim, count)
+            if name in self._asked:
+                continue
+            if self._place.stat(name) is None:
+                break
+            newest = count
+        self._asked.add(name)
+        self._known = beat.claim, newest
+        return newest > max(beat.count, before)
 
     def _lose(self) -> None:
         _, claim = self._newest()

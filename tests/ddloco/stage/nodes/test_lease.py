@@ -1,5 +1,6 @@
 """At most one process acts as an actor, whatever is stopped for however long."""
 
+import contextlib
 import io
 import os
 import random
@@ -13,6 +14,7 @@ from ddloco.stage.nodes.lease import (
     BEAT_S,
     HOLD_S,
     LOOK_S,
+    SIGNS_KEPT,
     SILENT_S,
     Lease,
     LeaseLostError,
@@ -278,6 +280,10 @@ class Place:
         """Only if it is not there."""
         return self._access(lambda: self._files.setdefault(name, data) is data)
 
+    def remove(self, name):
+        """It is not there any more."""
+        self._access(lambda: self._files.pop(name, None))
+
     def put(self, name, data):
         """In place of what was there."""
         self._access(lambda: self._files.__setitem__(name, data))
@@ -366,3 +372,96 @@ def test_never_two(clock, seed):
         clock.now += adversary.rng.choice([0.5, 2.0])
         adversary.act()
     assert adversary.claims > 5
+
+
+class Cached:
+    """A place that reads the contents of a known file, and what is in a folder, from a cache for
+    ``age_s`` seconds, and remembers as long that a name was not there, as network file systems do.
+    """
+
+    def __init__(self, place, clock, age_s):
+        self._place, self._clock, self._age_s = place, clock, age_s
+        self._kept = {}
+
+    def __getattr__(self, name):
+        return getattr(self._place, name)
+
+    def _cached(self, what, name, read):
+        at, value = self._kept.get((what, name), (-1e9, None))
+        if self._clock.now - at >= self._age_s:
+            at, value = self._clock.now, read(name)
+            self._kept[what, name] = at, value
+        return value
+
+    def open(self, name):
+        """A file as it was when the cache read it."""
+
+        def read(name):
+            with self._place.open(name) as file:
+                data = bytearray(4096)
+                return bytes(data[: file.readinto(memoryview(data)) or 0])
+
+        return contextlib.closing(io.BytesIO(self._cached("open", name, read)))
+
+    def stat(self, name):
+        """Whether it was there."""
+        return self._cached("stat", name, self._place.stat)
+
+    def files(self, folder):
+        """What was there."""
+        return self._cached("files", folder, self._place.files)
+
+
+def both_act(place, clock, age_s, dies_at):
+    """A holder that renews until it dies, and a standby that sees what a cache has: for how long
+    both acted, and when the standby took over."""
+    first = Lease(place, "syncer", now=lambda: clock.now, boot="one")
+    assert first.look() is None
+    first.take("syncer.1")
+    cached = Cached(place, clock, age_s)
+    second = Lease(cached, "syncer", now=lambda: clock.now, boot="two")
+    both, took, begun = 0.0, None, clock.now
+    for n in range(int((dies_at + 300) / LOOK_S)):
+        clock.now = begun + n * LOOK_S
+        if clock.now < begun + dies_at and n % int(BEAT_S / LOOK_S) == 0:
+            with contextlib.suppress(LeaseLostError):
+                first.renew()
+        if took is None and second.look(standby=True) is None:
+            second.take("syncer.2")
+            took = clock.now - begun
+        elif took is not None:
+            if clock.now - begun > took + 2 * HOLD_S:
+                break
+            second.confirm()
+            both += LOOK_S * (first.holds() and second.holds())
+    return both, took
+
+
+@pytest.mark.parametrize("age_s", [0.0, 5.0, 9.0, 12.0, 30.0, 60.0])
+def test_reads_that_are_a_minute_old_let_no_two_act(tmp_path, clock, age_s, monkeypatch):
+    """The standby finds signs of life under names that no cache has; it takes over once there are
+    none. Without them it takes over from a living holder."""
+    both, took = both_act(open_place(tmp_path / "one"), clock, age_s, dies_at=200.0)
+    assert (0.0, True) == (both, took > 200.0)
+    assert took <= 200.0 + (SILENT_S + BEAT_S + LOOK_S if not age_s else 60.0 + 8 * SILENT_S)
+    if age_s > SILENT_S + BEAT_S:
+        monkeypatch.setattr(Lease, "_lives", lambda *_: False)
+        both, took = both_act(open_place(tmp_path / "two"), clock, age_s, dies_at=200.0)
+        assert took < 100.0, "the bug is planted"
+
+
+def test_signs_do_not_pile_up(tmp_path, clock):
+    """The newest stay; a successor removes those of the one before."""
+    place = open_place(tmp_path)
+    held = Lease(place, "syncer", now=lambda: clock.now, boot="one")
+    assert held.look() is None
+    held.take("syncer.1")
+    for _ in range(2 * SIGNS_KEPT):
+        clock.now += BEAT_S
+        held.renew()
+    assert SIGNS_KEPT == len(place.files("syncer.signs"))
+    held.close()
+    other = Lease(place, "syncer", now=lambda: clock.now, boot="two")
+    assert other.look() is None
+    other.take("syncer.2")
+    assert 1 == len(place.files("syncer.signs"))
