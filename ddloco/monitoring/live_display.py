@@ -308,8 +308,7 @@ async def show_live(tail: LogTail, board: Board, console: Console, done: trio.Ev
     with Live(console=console, auto_refresh=False) as live:
         while True:
             last = done.is_set()
-            for line in tail.new_lines():
-                board.take(line)
+            tail.give(board.take)
             bar.update(task, completed=board.stage()[0], description=board.progress())
             live.update(Group(board.tables(), bar), refresh=True)
             if last:
@@ -324,8 +323,7 @@ async def _show_lines(board: Board, tail: LogTail, console: Console, done: trio.
         with trio.move_on_after(PLAIN_LINE_S):
             await done.wait()
         last = done.is_set()
-        for line in tail.new_lines():
-            board.take(line)
+        tail.give(board.take)
         for said in board.news:
             console.print(said, soft_wrap=True, highlight=False)
         board.news.clear()

@@ -105,8 +105,7 @@ async def track_run(
     tail, metrics = LogTail(folder), LogMetrics(job, sinks)
 
     def read() -> None:
-        for line in tail.new_lines():
-            metrics.take(line)
+        tail.give(metrics.take)
 
     try:
         ended = False

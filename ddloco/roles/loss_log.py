@@ -58,8 +58,7 @@ class LossLog:
                 (self._folder / LOSS_FILE).write_text(self._board.losses())
 
     def _read(self) -> None:
-        for line in self._tail.new_lines():
-            self._board.take(line)
+        self._tail.give(self._board.take)
 
 
 def newest_losses(status: Status, noted: dict[str, int]) -> dict[str, tuple[int, float | None]]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Container
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ class LogTail:
         self._path = folder / LOG_FILE
         self._file: int | None = None
         self._offset = self._size() if from_end else 0
+        self.unread = 0
+        """Lines that were left out, since they do not say what their event says."""
 
     def __del__(self) -> None:
         if self._file is not None:
@@ -39,6 +41,15 @@ class LogTail:
                     break
         return found
 
+    def give(self, take: Callable[[dict[str, Any]], object]) -> None:
+        """Give each new line to ``take``; one that it cannot read, of another hand or version, is
+        left out and counted: no display and no tracker ends of it."""
+        for line in self.new_lines():
+            try:
+                take(line)
+            except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+                self.unread += 1
+
     def _size(self) -> int:
         if self._file is None and self._path.exists():
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -50,4 +61,7 @@ def _line_of(line: bytes) -> dict[str, Any] | None:
         said = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) and "event" in said else None
+    if not isinstance(said, dict):
+        return None
+    whole = isinstance(said.get("event"), str) and isinstance(said.get("actor"), str)
+    return said if whole else None

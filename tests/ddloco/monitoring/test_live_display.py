@@ -173,21 +173,6 @@ def test_a_learner_s_lives_add_up():
     assert board.learners["learner-0"].alive_s == 3.0
 
 
-def test_tail_reads_whole_lines_only(tmp_path):
-    """A line that is still being written waits for the next look."""
-    log = tmp_path / "log.jsonl"
-    tail = LogTail(tmp_path)
-    assert tail.new_lines() == []
-    log.write_text('{"event": "a"}\n{"event"')
-    assert tail.new_lines() == [{"event": "a"}]
-    with log.open("a") as file:
-        file.write(': "b"}\n')
-    assert tail.new_lines() == [{"event": "b"}]
-    with log.open("a") as file:
-        file.write("[" * 100_000 + '\n{}\n{"event": "c"}\n')
-    assert tail.new_lines() == [{"event": "c"}]
-
-
 async def test_lines_where_there_is_no_terminal(tmp_path, autojump_clock):
     """Without a terminal the end is one plain line; the board has it all, as at a terminal."""
     lines = [step(0, 1, 1.0), merge(8, 0), {"event": "result", "actor": "syncer"}]

@@ -10,6 +10,7 @@ from ddloco.monitoring import trackers
 from ddloco.monitoring.log_metrics import LogMetrics, track_run
 from ddloco.monitoring.trackers import Rows, tracker
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.log_tail import LogTail
 
 JOB = job_from({"job": {"task": "a:b", "learners": 2, "steps": 8}}, "test")
 
@@ -143,6 +144,39 @@ def test_the_command_reads_a_run_folder(tmp_path, capsys):
         assert 0 == ended.value.code
 
     assert list((tmp_path / "curves").glob("events*"))
+
+
+ODD = (None, True, -1, 1e999, "text", [], [[]], {}, {"learner-0": 7}, ["a", "b", "c"])
+"""What may stand in a field instead of what belongs there."""
+
+
+def odd_lines():
+    """Each line without each of its fields, and with something else in it."""
+    losses = {"event": "losses", "actor": "syncer", "at": 1.0, "learners": {"learner-0": [3, 0.5]}}
+    for line in [*LINES, losses]:
+        for field in line.keys() - {"event", "actor"}:
+            yield {key: value for key, value in line.items() if key != field}
+            yield from ({**line, field: odd} for odd in ODD)
+
+
+def test_no_line_of_a_log_ends_the_command(tmp_path, capsys):
+    """What it cannot read it counts, and says; what comes after is tracked."""
+    from ddloco.cli.parser import main
+
+    odd = list(odd_lines())
+    tail, metrics = LogTail(tmp_path), LogMetrics(JOB, [Kept()])
+    lines = [*(line for line in odd if line["event"] != "result"), *LINES]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    tail.give(metrics.take)
+    assert metrics.ended
+    assert 0 < tail.unread < len(lines)
+
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "job.toml").write_text('[job]\ntask = "a:b"\nlearners = 2\n')
+    with pytest.raises(SystemExit) as ended:
+        main(["track", str(tmp_path), "--to", f"tensorboard:{tmp_path}/curves"])
+    assert 0 == ended.value.code
+    assert "lines do not say what their events say; left out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("said", ["nowhere", "wandb:", "nothing:x", "prometheus:a:b", ":x"])
