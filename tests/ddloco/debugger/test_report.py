@@ -19,6 +19,7 @@ from ddloco.debugger.report import MARK, page_of
 from ddloco.debugger.report_data import Fact, report_data
 from ddloco.debugger.report_lanes import RawStep, _mean_loss
 from ddloco.debugger.timeline import clock_offsets
+from tests.hostile_text import CONTROL, PRINTABLE
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 
@@ -248,18 +249,18 @@ class Elements(HTMLParser):
         self.data += data if self._inside else ""
 
 
-def planted(data):
+def planted(data, text=HOSTILE):
     """The same data with a text in it that would be markup if it were not kept from being so."""
     plain = data_module.ReportData([json_copy(each) for each in data.runs])
     [shown] = plain.runs
-    shown.name = HOSTILE
-    shown.facts.append(Fact(HOSTILE, HOSTILE, HOSTILE))
-    shown.findings.append(HOSTILE)
-    shown.findings.append(HOSTILE)
-    shown.matrix.rows[0] = shown.curves[0].learner = shown.links[0].learner = HOSTILE
-    shown.matrix.reasons[0] = HOSTILE
-    shown.lanes[1].actor = shown.lanes[1].segments[0].how = HOSTILE
-    plain.lines = [HOSTILE]
+    shown.name = text
+    shown.facts.append(Fact(text, text, text))
+    shown.findings.append(text)
+    shown.findings.append(text)
+    shown.matrix.rows[0] = shown.curves[0].learner = shown.links[0].learner = text
+    shown.matrix.reasons[0] = text
+    shown.lanes[1].actor = shown.lanes[1].segments[0].how = text
+    plain.lines = [text]
     return plain
 
 
@@ -284,6 +285,17 @@ def test_texts_of_tapes_are_never_markup(data):
     assert shown["matrix"]["reasons"][0] == HOSTILE
     script = (page_of(data).decode()).rpartition("<script>")[2]
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", script)
+
+
+@pytest.mark.parametrize("text", [*PRINTABLE, *CONTROL])
+def test_every_text_comes_back_as_it_was(data, text):
+    """Of the list that terminals and scripts are tried with, too: none adds an element."""
+    elements, plain = Elements(), Elements()
+    elements.feed(page_of(planted(data, text)).decode())
+    plain.feed(page_of(data).decode())
+    assert plain.names == elements.names
+    [shown] = json.loads(elements.data)["runs"]
+    assert [text] * 3 == [shown["name"], shown["facts"][-1]["value"], shown["matrix"]["reasons"][0]]
 
 
 def test_a_report_replaces_a_report_and_nothing_else(copied, ask):
