@@ -26,6 +26,5 @@ from clocks.vector_clock import ClockError as ClockError
 from clocks.vector_clock import VectorClock as VectorClock
 from clocks.vector_clock import actor_of as actor_of
 from clocks.vector_clock import check_entries as check_entries
-from clocks.vector_clock import check_incarnations as check_incarnations
 from clocks.vector_clock import is_incarnation as is_incarnation
 from clocks.vector_clock import number_of as number_of

@@ -10,7 +10,7 @@ only grow. So a receiver that has merged the earlier messages of a lane can merg
 were the sender's whole clock, and keeps no clock per lane.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from clocks.causality import Order
@@ -120,24 +120,12 @@ def number_of(incarnation: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-@lru_cache(NAMES_REMEMBERED)
 def is_incarnation(name: str) -> bool:
     """Whether a name is an actor's name with a number from 1 on in its only valid spelling:
     ``learner-3.2``, but not ``learner-3``, ``learner-3.02`` or a number in other digits."""
     actor, _, number = name.rpartition(".")
     digits = number.isascii() and number.isdigit() and len(number) <= NUMBER_DIGITS_MAX
     return bool(actor) and digits and number[0] != "0"
-
-
-def check_incarnations(names: Iterable[str]) -> None:
-    """Check that names are those of incarnations: whoever counts events has a number.
-
-    Raises:
-        ClockError: one is not.
-    """
-    for name in names:
-        if not is_incarnation(name):
-            raise ClockError(f"clock entry {name[:40]!r}: an incarnation has a number, as in x.1")
 
 
 def check_entries(entries: Mapping[str, int]) -> None:

@@ -411,7 +411,7 @@ LINES = {
     "clocks": 760,
     "ddloco": 140,
     "ddloco/api": 1980,
-    "ddloco/cli": 3960,
+    "ddloco/cli": 3980,
     "ddloco/debugger": 6720,
     "ddloco/engines": 900,
     "ddloco/job": 3340,

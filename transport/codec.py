@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from clocks import ClockError, check_entries, check_incarnations
+from clocks import ClockError, check_entries
 from transport.endpoint import FRAME_BYTES_MAX, Buffer
 from transport.message import (
     PROTOCOL_VERSION,
@@ -163,7 +163,6 @@ class Codec(Generic[B]):
             raise RemoteProtocolError(f"$.clock: has no entry of its sender {header.sender}")
         try:
             check_entries(header.clock)
-            check_incarnations(header.clock)
         except ClockError as error:
             raise RemoteProtocolError(f"$.clock: {error}") from None
         for index, meta in enumerate(header.tensors):

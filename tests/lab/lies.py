@@ -25,6 +25,7 @@ from ddloco.replayer.invariants.base import Effects, InvariantCheck, hold
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
 from ddloco.stage.actors.effects import Finish, Observe
+from ddloco.stage.driver.connection_guard import ConnectionGuard
 from transport import Codec, Event, LaneBroken, MessageArrived, RemoteProtocolError, Transmit
 from transport.codec import SENDABLE
 from transport.message import GREETINGS, PROTOCOL_VERSION, Header, TensorMeta
@@ -207,7 +208,9 @@ class Liars:
             admits, layout = lambda _: None, ()
         try:
             header = self._header(sender, lied, lied.body, layout)
-            admits(self._codec.decode_head(self._codec.encode(header, None)[0][0]))
+            actors = self._world.job.names()
+            guard = ConnectionGuard(node.incarnation, actors, admits)
+            guard.check(sender, self._codec.decode_head(self._codec.encode(header, None)[0][0]))
         except (RemoteProtocolError, TypeError, OverflowError, ValueError) as error:
             return f"header: {error}"
         return ""

@@ -35,10 +35,10 @@ PLAIN = {
     "type": "message",
     "version": PROTOCOL_VERSION,
     "job": "job-1",
-    "sender": "a.1",
+    "sender": "a.0",
     "session": 1,
     "seq": 0,
-    "clock": {"a.1": 7, "b.1": 3},
+    "clock": {"a.0": 7, "b.0": 3},
     "body": {"type": "Contribution", "t": 1, "fragment": 0, "base": 0, "step": 5}
     | {"steps": 5, "tokens": 160},
     "tensors": [{"name": "w", "shape": [4], "dtype": "float32", "bits": 32, "digest": bytes(16)}],
@@ -47,7 +47,7 @@ PLAIN = {
 
 def header(tensors=(), seq=0, session=1, body=None):
     return Header(
-        PROTOCOL_VERSION, "job-1", "a.1", session, seq, {"a.1": 7}, body or Welcome(), tensors
+        PROTOCOL_VERSION, "job-1", "a.0", session, seq, {"a.0": 7}, body or Welcome(), tensors
     )
 
 
@@ -214,7 +214,7 @@ def test_a_header_too_long_is_our_own_mistake():
 
 def test_the_unpatched_header_is_good():
     """What the refusals below change is accepted as it stands."""
-    assert CODEC.decode_head(sealed(msgpack.packb(PLAIN))).clock == {"a.1": 7, "b.1": 3}
+    assert CODEC.decode_head(sealed(msgpack.packb(PLAIN))).clock == {"a.0": 7, "b.0": 3}
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_the_unpatched_header_is_good():
         (["seq"], "0", r"\$\.seq"),
         (["seq"], True, r"\$\.seq"),
         (["clock"], [], r"\$\.clock"),
-        (["clock", "a.1"], "7", r"\$\.clock"),
+        (["clock", "a.0"], "7", r"\$\.clock"),
         (["clock", 5], 7, r"\$\.clock"),
         (["body"], [], r"\$\.body"),
         (["body", "t"], 0.5, r"\$\.body\.t"),
@@ -256,8 +256,8 @@ def test_the_unpatched_header_is_good():
         (["seq"], 2**63, r"\$\.seq"),
         (["sender"], "", r"\$\.sender"),
         (["sender"], "x" * 129, r"\$\.sender"),
-        (["clock", "a.1"], -1, r"\$\.clock"),
-        (["clock", "b.1"], 2**63, r"\$\.clock"),
+        (["clock", "a.0"], -1, r"\$\.clock"),
+        (["clock", "b.0"], 2**63, r"\$\.clock"),
         (["clock", ""], 1, r"\$\.clock: .*1 to 128 bytes"),
         (["clock", "x" * 129], 1, r"\$\.clock: .*1 to 128 bytes"),
         (["clock", "é" * 65], 1, r"\$\.clock: .*1 to 128 bytes"),
@@ -273,7 +273,7 @@ def test_the_unpatched_header_is_good():
         (["version"], PROTOCOL_VERSION + 1, r"\$\.version: protocol 3, this side speaks 2"),
         (["version"], -1, r"\$\.version"),
         (["job"], "job-2", r"\$\.job: 'job-2', this is job 'job-1'"),
-        (["clock", "a.1"], ..., r"\$\.clock: has no entry of its sender a\.1"),
+        (["clock", "a.0"], ..., r"\$\.clock: has no entry of its sender a\.0"),
         (["tensors", 0, "dtype"], "object", r"\$\.tensors\[0\]\.dtype: 'object' is not one of"),
         (["tensors", 0, "dtype"], "int8", r"\$\.tensors\[0\]\.dtype"),
         (["tensors", 0, "bits"], 16, r"\$\.tensors\[0\]\.bits: 16, float32 has 32"),
@@ -361,7 +361,7 @@ def test_no_bit_of_a_header_can_change_on_the_way():
 
 def test_an_oversized_header_is_refused_unread():
     """Beyond the limit nothing is decoded, however well-formed it may be."""
-    frame = patched(["clock", "b.1"], 3)
+    frame = patched(["clock", "b.0"], 3)
     frame += bytes(HEADER_BYTES_MAX + 1 - len(frame))
 
     with pytest.raises(RemoteProtocolError, match=f"{len(frame)} bytes, at most"):

@@ -30,10 +30,10 @@ PLAIN = {
     "type": "message",
     "version": PROTOCOL_VERSION,
     "job": "job-1",
-    "sender": "a.1",
+    "sender": "a.0",
     "session": 1,
     "seq": 0,
-    "clock": {"a.1": 7, "b.1": 3},
+    "clock": {"a.0": 7, "b.0": 3},
     "body": {"type": "Contribution", "t": 1, "fragment": 0, "base": 0, "step": 5}
     | {"steps": 5, "tokens": 160},
     "tensors": [{"name": "w", "shape": [4], "dtype": "float32", "bits": 32, "digest": bytes(16)}],
@@ -42,7 +42,7 @@ PLAIN = {
 
 def header(tensors=(), seq=0, session=1, body=None):
     return Header(
-        PROTOCOL_VERSION, "job-1", "a.1", session, seq, {"a.1": 7}, body or Welcome(), tensors
+        PROTOCOL_VERSION, "job-1", "a.0", session, seq, {"a.0": 7}, body or Welcome(), tensors
     )
 
 
