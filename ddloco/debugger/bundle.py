@@ -47,6 +47,10 @@ FILES_MAX = 200_000
 BYTES_MAX = 64 * 2**30
 """Limits of what is unpacked."""
 
+RATIO_MAX, SMALL_BYTES = 200, 2**26
+"""More than so many times its own size, and than 64 MiB, a bundle does not unpack to: tapes and
+logs are compressed to a third or a twentieth."""
+
 ABOUT_BYTES_MAX = 2**26
 """Enough for a list of that many files."""
 
@@ -183,6 +187,7 @@ def open_bundle(bundle: Path, folder: Path) -> BundleAbout:
         with open_regular(bundle) as file:
             archive = ArchiveReader(file)
             about = _about(bundle, archive.first(ABOUT, ABOUT_BYTES_MAX))
+            _check_ratio(bundle, about, os.fstat(file.fileno()).st_size)
             beside.mkdir(parents=True)
             for each in about.files:
                 _unpack(archive.next(each.name, each.size), each, beside)
@@ -223,6 +228,13 @@ def _about(bundle: Path, data: bytes) -> BundleAbout:
     if problem:
         raise ConfigError(f"{bundle}: {ABOUT}: {problem}")
     return found
+
+
+def _check_ratio(bundle: Path, about: BundleAbout, nbytes: int) -> None:
+    total, most = sum(each.size for each in about.files), max(RATIO_MAX * nbytes, SMALL_BYTES)
+    if total > most:
+        said = f"lists {total} bytes in a file of {nbytes}; want at most {most}"
+        raise ConfigError(f"{bundle}: {ABOUT}: {said}")
 
 
 def _problem_of(about: BundleAbout) -> str:

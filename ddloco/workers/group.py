@@ -373,11 +373,14 @@ def _listener(host: str) -> socket.socket:
 
 
 def _accepted(listener: socket.socket, rank: Rank, token: bytes) -> RankLinks:
-    links = RankLinks()
-    listener.settimeout(MEET_S_MAX)
+    links, until = RankLinks(), time.monotonic() + MEET_S_MAX
     while len(links.requests) < rank.of - 1 or len(links.beats) < rank.of - 1:
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"not all ranks have come within {MEET_S_MAX} s")
+        listener.settimeout(left_s)
         link, _ = listener.accept()
-        link.settimeout(HELLO_S_MAX)
+        link.settimeout(min(HELLO_S_MAX, left_s))
         try:
             said = link.recv(PLACE_BYTES, socket.MSG_WAITALL).rstrip(b"\0")
             hello = msgspec.msgpack.decode(said, type=RankHello)

@@ -72,6 +72,14 @@ def refused(path, tmp_path, capsys):
     return said.err
 
 
+def test_a_small_file_does_not_fill_a_disk(tmp_path, capsys):
+    """It may list 64 MiB, and beyond that so many times its own size."""
+    files = [{**listed("log.jsonl", JOB), "size": 2**26 + 1}]
+    said = refused(archive(tmp_path / "bomb.tar.gz", files), tmp_path, capsys)
+    assert f"lists {2**26 + 1} bytes in a file of " in said
+    assert f"want at most {2**26}" in said
+
+
 def test_a_run_replays_from_its_bundle(packed, tmp_path, folder):
     """Tapes, job file, log and source are there; the mark of who recorded it is not."""
     there = tmp_path / "elsewhere"

@@ -244,6 +244,18 @@ def test_strangers_are_turned_away():
         link.close()
 
 
+def test_silent_strangers_do_not_hold_a_rank_for_ever(monkeypatch):
+    """However many connect and say nothing, the ranks meet within their time or not at all."""
+    monkeypatch.setattr(group, "MEET_S_MAX", 0.4)
+    monkeypatch.setattr(group, "HELLO_S_MAX", 0.15)
+    with group._listener("127.0.0.1") as listener:
+        silent = [socket.create_connection(listener.getsockname()) for _ in range(20)]
+        with pytest.raises(TimeoutError):
+            group._accepted(listener, Rank(0, 2, "127.0.0.1:1", 20.0), bytes(16))
+    for link in silent:
+        link.close()
+
+
 def hello(token, number, *, beats):
     """The beginning of a rank's link."""
     said = msgspec.msgpack.encode(group.RankHello(token, number, beats, "host-b"))
