@@ -296,7 +296,7 @@ def run_cell(experiment: Experiment, cell: Cell) -> CellResult:
     job = {key: each for key, each in plain.items() if key not in ENVIRONMENT}
     (folder / "job.toml").write_text(tomli_w.dumps(job))
     run, schedule = folder / "run", folder / "schedule"
-    train = ["run", str(folder / "job.toml"), "--dir", str(run), "--overwrite"]
+    train = ["run", str(folder / "job.toml"), "--dir", str(run), "--overwrite", "--with-parent"]
     values: dict[str, float] = {}
     if experiment.table.time == "real":
         _ddloco(cell, *train)
@@ -377,7 +377,12 @@ def _plain_of(experiment: Experiment, cell: Cell) -> dict[str, Any]:
 def _ddloco(cell: Cell, *arguments: str) -> str:
     """Run a command of ddloco; returns what it has printed."""
     command = [sys.executable, "-m", "ddloco", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    read, write = os.pipe()  # What it reads ends with this process, and it with that.
+    try:
+        done = subprocess.run(command, stdin=read, capture_output=True, text=True, check=False)  # noqa: S603
+    finally:
+        os.close(read)
+        os.close(write)
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-OUTPUT_MAX:]
         raise CellError(f"{cell.case}, seed {cell.seed}: ddloco {' '.join(arguments)}: {said}")

@@ -131,6 +131,7 @@ job JOB.toml:path                 the job file
 --since T:int                     with --schedule: apply --without and changed [outer] settings
                                   from the merge of global step T on
 --overwrite                       replace the run in --dir
+--with-parent                     (hidden)
 """, more=RUN_MORE, run="run"),
 Command("syncer", "run the syncer of a job, or a shard of it, on this host", """
 job JOB.toml:path                 the job file

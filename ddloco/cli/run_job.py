@@ -31,7 +31,7 @@ from ddloco.stage.files.trust import is_ours
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.process.console import SafeConsole
-from ddloco.stage.process.signals import stop_on_signal
+from ddloco.stage.process.signals import end_with_parent, stop_on_signal
 from ddloco.stage.process.terminal import one_line, quoted
 from ddloco.workers.executor import MODEL_FILE, WorkerRequestError
 from ddloco.workers.process import WorkerDiedError
@@ -42,6 +42,8 @@ from snapshot import SnapshotError, StorageError
 
 
 def run_loaded(given: argparse.Namespace, job: Job) -> int:
+    if given.with_parent:
+        end_with_parent()
     try:
         module = pinned_text(job, given.job.parent)
         folder = folder_for(job, given.folder, module)

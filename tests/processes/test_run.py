@@ -1,5 +1,6 @@
 """Whole jobs, as a user runs them: what is in the run folder, and that it replays."""
 
+import os
 import re
 import subprocess
 import tomllib
@@ -306,3 +307,19 @@ def test_data_parallel_training_is_a_job_like_any_other(job, tools):
     assert [2] * 12 == [line["averaged"] for line in merges]
     assert next(line for line in job.log() if line["event"] == "result")["held_out_loss"] < 1.0
     assert tools.replay(job.run_folder).returncode == 0
+
+
+def test_a_run_ends_with_the_process_that_started_it(job, tools):
+    """As the runs of an experiment do that was killed: the end of standard input says so."""
+    read, write = os.pipe()
+    words = job.command("--with-parent", "--set=job.steps=1000000", "--set=task.step_s=0.01")
+    with (job.file.parent / "said").open("wb") as said:
+        running = subprocess.Popen(words, cwd=tools.WORK, stdin=read, stdout=said, stderr=said)
+    job.started.append(running)
+    os.close(read)
+    try:
+        job.wait_for("merge", 3)
+    finally:
+        os.close(write)
+    assert running.wait(60) == 75
+    assert 0 < len(job.merges()) < 1000

@@ -3,6 +3,7 @@ for the end or exits. The parent process is told the result in return."""
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -51,6 +52,18 @@ async def stop_with_parent(stop: Request, leave: Request) -> None:
         stop("asked to stop by the parent process")
         await trio.lowlevel.wait_readable(0)
     leave("the parent process has ended")
+
+
+def end_with_parent() -> None:
+    """End this process as SIGTERM does once its standard input ends: the process that started it
+    has ended, however that came."""
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def tell_parent(result: dict[str, Any]) -> None:
