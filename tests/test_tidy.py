@@ -421,7 +421,7 @@ LINES = {
     "ddloco/replayer": 3280,
     "ddloco/roles": 1180,
     "ddloco/simulation": 2600,
-    "ddloco/stage": 11900,
+    "ddloco/stage": 11920,
     "ddloco/workers": 8380,
     "examples": 2240,
     "replay": 1280,
