@@ -351,6 +351,9 @@ class Syncer(OwnMachine):
         """Continue from a snapshot as run ``run``; a shutdown that had begun is continued."""
         training, rounds = self._trained, self._trained.rounds
         training.run, training.settled = run, max(rounds.globals.versions) > 0
+        rounds.membership.is_first = False  # Learners may have gone on since the snapshot.
+        if not training.settled:
+            rounds.globals.merged_here.clear()
         if self.shutdown is None:
             self.stopping, training.handed_over = None, False
             training.shards.go_on()

@@ -582,6 +582,16 @@ def test_a_syncer_that_came_back_believes_what_it_may_have_lost(open_harness):
     assert "report of version 1000000 of fragment 1, which cannot be" == seen["reason"]
 
 
+def test_a_run_from_a_snapshot_before_any_merge_believes_who_went_on(open_harness):
+    """Learners that live may have had merges since, and started again."""
+    harness = open_harness(A)
+    harness.report(A, step=1)
+    harness.tell(Restored("syncer.1-9", (), run="two"))
+    harness.tell(PeerJoined(A2, A2))
+    effects = harness.report(A2, step=2, versions=(0, 1, 0), batches=50)
+    assert [] == observed("refused", effects)
+
+
 def test_unknown_peers_change_nothing(open_harness):
     """A message from a peer that has not joined has no effect."""
     harness = open_harness()
