@@ -554,9 +554,11 @@ class Rounds(Struct, forbid_unknown_fields=True):
         newest = max(versions, default=0)
         if said.position > newest + ahead:
             return f"report of global step {said.position} with versions up to {newest}"
-        for p in self.globals.owned if len(versions) == len(self.globals) else ():
+        if len(versions) != len(self.globals):
+            return None  # Of another plan; see ``Member.report``.
+        for p, mine in self.globals.newest_of.items():
             held = versions[p]
-            if held <= self.globals[p].version:
+            if held <= mine.version:
                 continue
             lost = self.globals.newest(p, held) == held
             if not lost or held > last or shared.plan.fragment_due(held) != p:
