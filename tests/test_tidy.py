@@ -416,7 +416,7 @@ LINES = {
     "ddloco/engines": 900,
     "ddloco/job": 3340,
     "ddloco/machines": 8540,
-    "ddloco/monitoring": 1940,
+    "ddloco/monitoring": 1960,
     "ddloco/ray": 400,
     "ddloco/replayer": 3280,
     "ddloco/roles": 1180,

@@ -17,6 +17,10 @@ from ddloco.stage.process.log_tail import LogTail
 LOOK_S = 1.0
 
 
+class TrackerError(OSError):
+    """A tracker's package has failed; the text says how."""
+
+
 class LogMetrics:
     """Makes points of a log's lines. Every merge is a point in time, with the mean of the losses
     and of the task's metrics that each learner has had since the last one."""
@@ -90,8 +94,14 @@ class LogMetrics:
             self._gauge(f"{prefix}{name}", value, **labels)
 
     def _gauge(self, name: str, value: float, **labels: str) -> None:
+        known, t = float(value), int(self._board.t)  # Of an odd line, they are none.
         for sink in self._sinks:
-            sink.gauge(name, float(value), self._board.t, **labels)
+            try:
+                sink.gauge(name, known, t, **labels)
+            except OSError:
+                raise
+            except Exception as error:  # Of the tracker, and not of the line.
+                raise TrackerError(in_one_line(error)) from error
 
 
 async def track_run(

@@ -215,12 +215,19 @@ async def test_a_run_is_tracked_to_its_last_line(tmp_path, monkeypatch):
     assert not said
 
 
-async def test_a_tracker_that_fails_does_not_end_the_job(tmp_path):
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError("the server\nis gone"), "OSError: the server is gone"),
+        (ValueError("no such project"), "TrackerError: ValueError: no such project"),
+    ],
+)
+async def test_a_tracker_that_fails_does_not_end_the_job(tmp_path, error, words):
     """One line says so; a job that is ended at once closes its trackers."""
 
     class Failing(Kept):
         def gauge(self, name, value, t, **labels):
-            raise OSError("the server\nis gone")
+            raise error
 
     done, said, cancelled = trio.Event(), [], Kept()
     (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in LINES))
@@ -229,7 +236,7 @@ async def test_a_tracker_that_fails_does_not_end_the_job(tmp_path):
     with trio.move_on_after(0):
         await track_run(tmp_path, JOB, [cancelled], trio.Event(), said.append)
 
-    assert said == ["tracking has ended, the job continues: OSError: the server is gone"]
+    assert said == [f"tracking has ended, the job continues: {words}"]
     assert cancelled.closed
 
 
