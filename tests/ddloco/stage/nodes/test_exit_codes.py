@@ -84,7 +84,7 @@ INSIDE = {
         "NoTapesError PackingError PlaceError SnapshotError StatusError TapeError TaskError "
         "UnbegunError"
     ),
-    "may pass: 75": "LeaseLostError PassingError StorageError UnwrittenError",
+    "may pass: 75": "LeaseLostError PassingError StorageError TrackerError UnwrittenError",
 }
 """All exceptions of the packages, by what becomes of them."""
 
