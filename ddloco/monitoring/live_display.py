@@ -371,7 +371,9 @@ def _say(console: Console, line: dict[str, Any]) -> None:
     """Print one line of the log in readable form."""
     unsaid = UNSAID | NUMBERS if "computing_s" in line else UNSAID
     fields = [f"{key} {_in_words(value)}" for key, value in line.items() if key not in unsaid]
-    text = f"{line['at']:8.1f} s  {line['actor']}  {line['event']}  {', '.join(fields)}"
+    at = line.get("at")
+    when = f"{at:8.1f} s" if isinstance(at, int | float) else f"{'-':>10}"
+    text = f"{when}  {line['actor']}  {line['event']}  {', '.join(fields)}"
     console.print(text, soft_wrap=True, highlight=False)
 
 

@@ -161,11 +161,10 @@ class Liars:
     def _relied_on_by(self, who: str) -> Collection[str]:
         """Whom a liar tells the truth: members take their fragments from their relay."""
         job = self._world.job
-        others = [each for each in self._dialled() if actor_of(each) not in job.syncer_names()]
-        return others if who in job.relay else ()
-
-    def _dialled(self) -> list[str]:
-        return [node.incarnation for node in self._world.nodes.values()]
+        if who not in job.relay:
+            return ()
+        nodes = self._world.nodes.values()
+        return [each.incarnation for each in nodes if each.actor_name not in job.syncer_names()]
 
     def _lie(self, node: Node, said: Transmit[Any]) -> Transmit[Any]:
         names = [*self._world.nodes, *(each.incarnation for each in self._world.nodes.values())]

@@ -547,8 +547,8 @@ class Rounds(Struct, forbid_unknown_fields=True):
                 self.schedule.repeat(due)
 
     def beyond(self, said: Progress, shared: Shared) -> str | None:
-        """Return which version a learner says that it holds and nobody can, or None. One that this
-        syncer may have lost was merged at a global step at which its fragment is due."""
+        """Return which version or global step a learner reports that cannot be, or None. A version
+        that this syncer may have lost was merged at a global step at which its fragment is due."""
         versions, ahead = said.versions, BEYOND_INTERVALS * shared.plan.interval
         last = shared.job.last_sync + ahead
         newest = max(versions, default=0)

@@ -135,9 +135,9 @@ class Merging(InvariantCheck[Stage, Incarnation]):
         self.hold(in_order, "merge-order-canonical", f"merge {merge.t} sums in the order {names}")
         taken = {
             place
-            for place, (_, said, _) in pending.arrived.items()
+            for place, (sender, said, _) in pending.arrived.items()
             if said.t == merge.t and said.relay is UNSET
-            if (pending.arrived[place][0], merge.t) not in pending.refused
+            if (sender, merge.t) not in pending.refused
         }
         given = {_place(merge, share) for share in merge.shares}
         lost = sorted(pending.arrived[each][0] for each in taken - given)

@@ -189,7 +189,9 @@ class Lease:
         self._lost = ""
         self._lock: IO[bytes] | None = None
         self._known = 0, 0
+        """The claim and the count of the newest sign that was found."""
         self._asked: set[str] = set()
+        """The signs that were looked for and were not there."""
 
     @property
     def place(self) -> str:

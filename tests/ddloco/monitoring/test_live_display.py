@@ -3,6 +3,7 @@
 import io
 import json
 
+import pytest
 import trio
 from rich.console import Console
 
@@ -95,6 +96,21 @@ async def test_a_line_of_a_log_has_what_people_read(tmp_path, autojump_clock):
     assert joined == "1.0 s  a  joined  learner learner-0.1, live 2"
     assert mine == "1.0 s  a  mine  goodput 0.1235, of a b"
     assert shown[()] == [joined, "1.0 s  a  traffic  sent_bytes 3", mine]
+
+
+@pytest.mark.parametrize("at", [{}, {"at": None}, {"at": "soon"}, {"at": []}])
+async def test_a_line_without_a_time_is_shown(tmp_path, autojump_clock, at):
+    """Of another hand: it ends no display."""
+    console = Console(record=True, force_terminal=False, width=200, file=io.StringIO())
+    (tmp_path / "log.jsonl").write_text("")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow_log, tmp_path, "a", console)
+        await trio.sleep(0.1)
+        line = {"event": "odd", "actor": "a", "why": "x", **at}
+        (tmp_path / "log.jsonl").write_text(json.dumps(line) + "\n")
+        await trio.sleep(1.0)
+        nursery.cancel_scope.cancel()
+    assert console.export_text().strip() == "-  a  odd  why x"
 
 
 def test_last_merges_are_not_steps():
