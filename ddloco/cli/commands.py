@@ -313,13 +313,14 @@ folder RUN:path                   the run folder, or one tape
 A condition of --watch is LEARNER [KIND] TENSOR MEASURE OP NUMBER, or LEARNER loss OP NUMBER.
 KIND is params, optimizer, state, or update (a parameter's difference to the step before, with
 the versions installed since), MEASURE is norm, largest or not-finite (a count), OP is < <= >
->= == or !=. A * in a tensor's name stands for any letters: 'learner-0 * not-finite > 0'.
+>= == or !=. A * in a name stands for any letters: 'learner-0 * not-finite > 0'.
 --until shows the names.
 
 Exit code 0: everything was identical, or the condition held. 1: the first difference is
 named, with its event; or a tape is missing and the gap is named; or the condition never
 held. 2: a tape cannot be read.""", run="replay"),
-Command("why", "explain a recorded run: what stands out, a merge, an absence, an event, a loss", """
+Command("why",
+"explain a recorded run: what stands out, a merge, a step, a loss, why it is stuck", """
 folder RUN:path                   the run folder
 @trust
 @salvage
@@ -349,10 +350,33 @@ Command("loss", "which learner's loss left its band first, and which contributio
 @trust
 @salvage
 --json                            print JSON
+""", run="why"),
+Command("nan", "where a number first was no finite one, and what shows which tensor", """
+@trust
+@salvage
+--json                            print JSON
+""", run="why"),
+Command("step", "an inner step: batch, loss, time, what was installed, where it was merged", """
+learner LEARNER                   learner-2, or learner-2.1
+step N:int                        the number of its inner step
+@trust
+@salvage
+--json                            print JSON
+""", run="why"),
+Command("time", "where the time went: of learners, of merges, and of versions on their way", """
+@trust
+@salvage
+--json                            print JSON
+""", run="why"),
+Command("stuck", "what the run waits for where its tapes end, and since when", """
+@trust
+@salvage
+--json                            print JSON
 """, run="why")]),
-Command("story", "tell what happened to an actor, from its start to its end", """
+Command("story", "tell what happened to an actor, a merge, a fragment or a message", """
 folder RUN:path                   the run folder
-actor ACTOR                       learner-1, or one incarnation of it, learner-1.2
+actor WHAT                        learner-1, or one incarnation of it, learner-1.2; merge:40;
+                                  fragment:3; message:syncer.1:540, those of an event
 --after S:float                   from this second of the run on (default: its start)
 --before S:float                  up to this second
 @trust

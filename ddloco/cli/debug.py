@@ -18,7 +18,18 @@ from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.report import write_report
 from ddloco.debugger.run_diff import compare
 from ddloco.debugger.story import story_of
-from ddloco.debugger.why import Told, why_absent, why_anything, why_event, why_loss, why_merge
+from ddloco.debugger.why import (
+    Told,
+    why_absent,
+    why_anything,
+    why_event,
+    why_loss,
+    why_merge,
+    why_nan,
+    why_step,
+    why_stuck,
+    why_time,
+)
 from ddloco.stage.files.run_folder import SOURCE
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import FOUND, HELD
@@ -104,6 +115,14 @@ def _answer(run: RecordedRun, given: argparse.Namespace) -> Told:
             return why_event(run, given.event, given.depth)
         case "loss":
             return why_loss(job_in(run))
+        case "nan":
+            return why_nan(job_in(run))
+        case "step":
+            return why_step(job_in(run), given.learner, given.step)
+        case "time":
+            return why_time(job_in(run))
+        case "stuck":
+            return why_stuck(run)
         case _:
             return why_anything(job_in(run))
 

@@ -166,5 +166,9 @@ WHY = """\
   ddloco why runs/first absent learner-2      the merges that learner-2 is not in, and why
   ddloco why runs/first event syncer.1:782    the chain of causes of an event
   ddloco why runs/first loss                  whose loss left its band first
+  ddloco why runs/first nan                   where a number first was not finite
+  ddloco why runs/first step learner-1 120    what an inner step did
+  ddloco why runs/first time                  what learners, merges and versions took
+  ddloco why runs/first stuck                 what it waits for at the end, finished or not
 
 Each claim names the event that shows it. Only machines are stepped, no task is executed."""

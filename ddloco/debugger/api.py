@@ -13,13 +13,19 @@ from clocks import VectorClock, actor_of
 from ddloco.debugger.causes import Cause, chain
 from ddloco.debugger.cluster_status import ClusterStatus, cluster_at
 from ddloco.debugger.detectors import Found, detect
+from ddloco.debugger.learner_time import LearnerTime, times_of
 from ddloco.debugger.merge_history import Merge
 from ddloco.debugger.merge_without import MergeWithout, merge_without
+from ddloco.debugger.not_finite import NotFinite, not_finite_in
+from ddloco.debugger.one_step import StepAnswer, step_of
 from ddloco.debugger.recorded_job import RecordedJob, job_in, open_run
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.debugger.run_diff import RunDiff, compare
 from ddloco.debugger.stopped_replay import Tensors, arrays_at
-from ddloco.debugger.story import Line, story_of
+from ddloco.debugger.story import story_of
+from ddloco.debugger.story_line import Line
+from ddloco.debugger.stuck import Stuck, stuck_at_end
+from ddloco.debugger.version_travel import Travel, travels_of
 from ddloco.debugger.watch import Watched, watch
 from ddloco.debugger.wording import phrase
 from ddloco.stage.actors.actor import Machine
@@ -202,13 +208,51 @@ class Run:
         found, _ = detect(self._training)
         return found
 
-    def story(self, actor: str) -> list[Line]:
-        """Return what happened to an actor, ``learner-1``, or to one incarnation, ``learner-1.2``.
+    def step(self, learner: str, number: int) -> StepAnswer:
+        """Return what tapes say of an inner step of a learner, by name or incarnation.
 
         Raises:
-            ConfigError: there is no tape of it.
+            ConfigError: there is no such step.
         """
-        return story_of(self.recorded, actor)
+        return step_of(self._training, learner, number)
+
+    def not_finite(self) -> NotFinite:
+        """Return where a number on the tapes first was no finite one.
+
+        Raises:
+            ConfigError: it is a program of the user's own.
+        """
+        return not_finite_in(self._training)
+
+    def times(self) -> list[LearnerTime]:
+        """Return how each incarnation of a learner spent its time, as it told its syncer last.
+
+        Raises:
+            ConfigError: it is a program of the user's own.
+        """
+        return times_of(self._training)
+
+    def travels(self) -> list[Travel]:
+        """Return how long the versions of merges travelled to each learner, the slowest first.
+
+        Raises:
+            ConfigError: it is a program of the user's own.
+        """
+        return travels_of(self._training)
+
+    def stuck(self) -> Stuck:
+        """Return what the run waits for where its tapes end, if it does."""
+        return stuck_at_end(self.recorded)
+
+    def story(self, what: str) -> list[Line]:
+        """Return what happened to an actor, ``learner-1``, or to one incarnation, ``learner-1.2``;
+        to a merge, ``merge:40``, to a fragment, ``fragment:3``, or to the messages of an event,
+        ``message:syncer.1:540``.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return story_of(self.recorded, what)
 
     def diff(self, other: "Run | Path | str") -> RunDiff:
         """Compare this run with another one by what their items mean.

@@ -88,7 +88,7 @@ def cluster_at(run: RecordedRun, incarnation: str, number: int) -> ClusterStatus
         if absent:
             missing.append(f"{who}: {absent}")
             continue
-        told = _status_of(run, who, known[who])
+        told = status_of(run, who, known[who])
         if isinstance(told, Status):
             syncers.append(told)
         elif isinstance(told, ActorStatus):
@@ -112,7 +112,7 @@ def _not_on_tape(run: RecordedRun, who: str, number: int) -> str:
     return ""
 
 
-def _status_of(
+def status_of(
     run: RecordedRun, who: str, number: int
 ) -> Status | RecordedLearnerStatus | ActorStatus:
     # One event before the first that can be stepped to is the cut that the tape continues from.

@@ -16,7 +16,6 @@ from ddloco.debugger.learner_time import LearnerTime, held_back, times_of
 from ddloco.debugger.loss_analysis import LEAST_SPREAD, analyse_losses, went_back
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.wording import listed
-from ddloco.job.protocol.tape_facts import is_simulated
 from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
 from ddloco.monitoring.status_view import seconds
 from ddloco.stage.process.run_identity import FILE, UNSET, known_as, shown
@@ -105,7 +104,7 @@ def _not_finite(run: RecordedJob) -> Iterator[Found]:
 
 def _batches(run: RecordedJob) -> Iterator[Found]:
     """Learners that draw the same batches, or one batch again and again."""
-    if _is_simulated(run):
+    if run.is_simulated:
         return  # Their batches are numbers, with which each learner begins at 1.
     drawn = {who: {s: each.batch for _, s, each in run.steps_of(who)} for who in run.learners}
     unique = {who: {*own.values()} for who, own in drawn.items()}
@@ -124,10 +123,6 @@ def _batches(run: RecordedJob) -> Iterator[Found]:
             until = step + count - 1
             said = f"{who} drew the same batch {count} times, inner steps {step} to {until}"
             yield Found("batches", (said,), who)
-
-
-def _is_simulated(run: RecordedJob) -> bool:
-    return any(is_simulated(each.header) for each in run.tapes.values())
 
 
 def _again(drawn: Sequence[tuple[int, bytes]]) -> tuple[int, int]:
@@ -197,7 +192,7 @@ def _software(identity: dict[str, str]) -> dict[str, str]:
 
 def _held_out(run: RecordedJob) -> Iterator[Found]:
     """A held-out loss far from the training loss."""
-    if _is_simulated(run):
+    if run.is_simulated:
         return  # Each learner's loss is of a target of its own there.
     told = [
         (f"{syncer}:{record.n}", event.loss)
@@ -253,10 +248,7 @@ def _held_back(run: RecordedJob) -> Iterator[Found]:
     for each in held[:1]:
         long = each.alone_s >= max(HELD_SHARE * each.of_s, HELD_TIMES * others, STOPPED_S)
         if long and each.merges >= STEPS_MIN:
-            share = f"{seconds(each.alone_s)}, {each.alone_s / each.of_s:.0%} of their time"
-            said = f"merges waited for {each.learner} alone for {share}"
-            last = f"its contribution was the last of {each.merges:,}"
-            yield Found("time", (f"{said}; {last}",), each.learner)
+            yield Found("time", (each.line(),), each.learner)
 
 
 def _of_step(each: LearnerTime) -> str:

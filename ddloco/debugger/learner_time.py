@@ -25,6 +25,9 @@ WORDS: dict[Part, str] = {
     "versions": "waiting for versions",
 }
 
+LEAST_SHARE = 0.005
+"""The least share of a learner's time that is said."""
+
 APART_TIMES, APART_SHARE = 1.5, 0.1
 """From so many times on, or from so much of all time on, two runs are said to differ in time."""
 
@@ -44,6 +47,12 @@ class LearnerTime(Struct, frozen=True):
     @property
     def sum_s(self) -> float:
         return sum(astuple(self.spent))
+
+    def line(self) -> str:
+        parts: list[Part] = [each for each in WORDS if self.share(each) >= LEAST_SHARE]
+        ordered = sorted(parts, key=lambda each: -self.share(each))
+        said = ", ".join(f"{self.share(each):.0%} {WORDS[each]}" for each in ordered)
+        return f"{self.learner}: {self.steps:,} steps, a step {seconds(self.step_s)}; {said}"
 
     def share(self, part: Part) -> float:
         return getattr(self.spent, part) / self.sum_s if self.sum_s else 0.0
@@ -76,6 +85,11 @@ class Held(Struct, frozen=True):
     merges: int
     alone_s: float
     of_s: float
+
+    def line(self) -> str:
+        share = f"{seconds(self.alone_s)}, {self.alone_s / self.of_s:.0%} of their time"
+        said = f"merges waited for {self.learner} alone for {share}"
+        return f"{said}; its contribution was the last of {self.merges:,}"
 
 
 def held_back(merges: Iterable[Merge]) -> list[Held]:

@@ -347,15 +347,8 @@ def find_break(losses: Sequence[LossStep]) -> tuple[LossStep, float] | None:
 
 def _ordered(run: RecordedJob, breaks: list[Break]) -> tuple[Break, ...]:
     """Mark the breaks that have no other break in their causal past, and put them first."""
-    marked: list[Break] = []
-    for each in breaks:
-        known = run.clock(*parse_event(each.event)).wire()
-        knew = any(
-            known.get(other.learner, 0) >= parse_event(other.event)[1]
-            for other in breaks
-            if actor_of(other.learner) != actor_of(each.learner)
-        )
-        marked.append(replace(each, first=not knew))
+    firsts = run.unheard(each.event for each in breaks)
+    marked = [replace(each, first=each.event in firsts) for each in breaks]
     return tuple(sorted(marked, key=lambda each: (not each.first, each.step, each.learner)))
 
 

@@ -15,6 +15,7 @@ from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.messages import Progress
 from ddloco.job.protocol.status import Numbers
+from ddloco.job.protocol.tape_facts import is_simulated
 from ddloco.job.protocol.work import Evaluated, OneStep, RunStep, StepFinished
 from ddloco.replayer.recording import named_settings, open_recording, program_in
 from ddloco.roles.job_program import JobProgram
@@ -78,6 +79,10 @@ class RecordedJob(RecordedRun):
                     if isinstance(event, Started):
                         return self.job.plan(event.leaves)
         return _plan_in(self._start_point) if self._start_point is not None else None
+
+    @property
+    def is_simulated(self) -> bool:
+        return any(is_simulated(each.header) for each in self.tapes.values())
 
     @property
     def numbers(self) -> Numbers:
@@ -173,12 +178,15 @@ class RecordedJob(RecordedRun):
         if kind == "step":
             learner, _, number = rest.rpartition(":")
             wanted = int(number) if number.isdecimal() else -1
+            there: list[int] = []
             for incarnation in self.learners:
                 if learner in {incarnation, actor_of(incarnation)}:
                     for record, step, _ in self.steps_of(incarnation):
                         if step == wanted:
                             return incarnation, record.n
-            raise ConfigError(f"{target}: no such step; want step:LEARNER:NUMBER")
+                        there.append(step)
+            has = f"it has {min(there)} to {max(there)}" if there else "want step:LEARNER:NUMBER"
+            raise ConfigError(f"{target}: no such step; {has}")
         return super().resolve(target)
 
     @cached_property

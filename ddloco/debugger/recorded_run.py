@@ -172,6 +172,21 @@ class RecordedRun:
                         sums[f"{incarnation}:{record.n}"] = others + record.n
         return sums
 
+    def unheard(self, events: Iterable[str]) -> set[str]:
+        """Return those of the events of which no other one, of another actor, is in the causal
+        past."""
+        known = {
+            each: (parse_event(each), self.clock(*parse_event(each)).wire()) for each in events
+        }
+        return {
+            each
+            for each, ((own, _), heard) in known.items()
+            if not any(
+                actor_of(who) != actor_of(own) and heard.get(who, 0) >= number
+                for (who, number), _ in known.values()
+            )
+        }
+
     def _decoded(self, found: Tape, record: tape.Event) -> Any:
         try:
             return self._decode(record.event)

@@ -13,8 +13,11 @@ from msgspec import Struct
 from clocks import actor_of
 from ddloco.debugger.absences import span_of, weight_in
 from ddloco.debugger.merge_history import Merge
-from ddloco.debugger.recorded_job import RecordedJob
+from ddloco.debugger.merge_story import story_of_fragment, story_of_merge
+from ddloco.debugger.message_story import story_of_message
+from ddloco.debugger.recorded_job import RecordedJob, job_in
 from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.story_line import Line
 from ddloco.debugger.wording import clipped, phrase
 from ddloco.job.protocol.work import StepFinished
 from ddloco.monitoring.status_view import seconds
@@ -36,15 +39,6 @@ SAID = ("reason", "what", "for", "t", "step", "donor", "snapshot", "in", "peer",
 ROUTINE = frozenset({"step", "merge"})
 
 
-class Line(Struct, frozen=True):
-    """One line of a story, ``at`` seconds on the one axis of the run; of several events the first
-    shows it."""
-
-    at: float
-    event: str
-    text: str
-
-
 class _Entry(Struct, frozen=True):
     """One thing that happened; ``kind`` is how it is collapsed: "step" and "merge", or the name of
     an observation."""
@@ -57,11 +51,20 @@ class _Entry(Struct, frozen=True):
 
 
 def story_of(run: RecordedRun, name: str) -> list[Line]:
-    """Return the story of an actor, of all its incarnations or of one."""
+    """Return the story of an actor, of all its incarnations or of one; of ``merge:40``, of
+    ``fragment:3``, or of the messages of an event, ``message:syncer.1:540``. ``ConfigError`` names
+    what there is."""
+    kind, _, rest = name.partition(":")
+    if kind == "message":
+        return story_of_message(run, rest)
+    if kind in {"merge", "fragment"} and rest.isdecimal():
+        of = story_of_merge if kind == "merge" else story_of_fragment
+        return of(job_in(run), int(rest))
     own = [each for each in run.tapes if name in {each, actor_of(each)}]
     if not own:
         there = ", ".join(run.tapes)
-        raise ConfigError(f"{run.path}: no tape of {name}; there are {there}")
+        more = "; or give merge:T, fragment:P or message:EVENT" if rest else ""
+        raise ConfigError(f"{run.path}: no tape of {name}; there are {there}{more}")
     entries = [entry for each in own for entry in _of_tape(run, each)]
     if isinstance(run, RecordedJob):
         entries += _of_syncers(run, {name, *own})

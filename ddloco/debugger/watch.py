@@ -41,7 +41,7 @@ TENSORS_SHOWN = 24
 WANT = (
     "want ACTOR [params|optimizer|update|state] TENSOR norm|largest|not-finite OP NUMBER, or ACTOR "
     "loss OP NUMBER, such as 'learner-1 update second/w norm > 0.1'; * stands for any letters of a "
-    "tensor's name"
+    "tensor's or a learner's name"
 )
 
 
@@ -160,7 +160,7 @@ def watch(
     names an actor or a tensor that is not there."""
     condition = condition_of(text)
     known = [*run.learners, *{actor_of(each) for each in run.learners}]
-    if condition.actor not in known:
+    if not fnmatch.filter(known, condition.actor):
         near = did_you_mean(condition.actor, known)
         raise ConfigError(f"--watch: there is no learner {condition.actor}{near}")
     task = options.get("task", "")

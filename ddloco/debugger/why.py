@@ -9,12 +9,28 @@ from clocks import actor_of
 from ddloco.debugger.absences import absences_of
 from ddloco.debugger.causes import chain
 from ddloco.debugger.detectors import detect
+from ddloco.debugger.learner_time import held_back, times_of
 from ddloco.debugger.loss_analysis import analyse_losses
 from ddloco.debugger.merge_history import Absence, Merge, MergeAnswer
+from ddloco.debugger.not_finite import not_finite_in
+from ddloco.debugger.one_step import step_of
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
-from ddloco.monitoring.status_view import seconds
+from ddloco.debugger.stuck import stuck_at_end
+from ddloco.debugger.version_travel import travels_of
+from ddloco.monitoring.status_view import seconds, time_in_words
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.terminal import quoted
+
+HELD_SHOWN, HELD_SHARE = 3, 0.01
+"""Learners of which it is said how long merges waited for them alone: the first so many, if it is
+more than this share of their time."""
+
+TIMES_SHOWN = 16
+"""Incarnations of learners whose time is shown."""
+
+TRAVELS_SHOWN = 8
+"""Learners of which it is said how long versions travelled to them."""
 
 Told = tuple[list[str], dict[str, Any]]
 """Lines for people, and the same as plain data."""
@@ -76,6 +92,47 @@ def why_event(run: RecordedRun, event: str, most: int) -> Told:
 def why_loss(run: RecordedJob) -> Told:
     findings = analyse_losses(run)
     return findings.lines(), msgspec.to_builtins(findings)
+
+
+def why_nan(run: RecordedJob) -> Told:
+    """Say where numbers first stopped being finite, and how to see which tensor it was."""
+    found = not_finite_in(run)
+    lines = found.lines()
+    if not run.is_simulated:
+        learners = [each.whose for each in found.firsts if each.learner] or ["*"]
+        lines.append("which tensor it was, also of the optimizer's state, a replay shows:")
+        lines += [f"  {_replay(run, '--watch', f'{who} * not-finite > 0')}" for who in learners]
+    return lines, msgspec.to_builtins(found)
+
+
+def why_step(run: RecordedJob, learner: str, number: int) -> Told:
+    found = step_of(run, learner, number)
+    where = f"step:{found.learner}:{found.step}"
+    lines = [*found.lines(), "its tensors, and the optimizer's state, just before:"]
+    return [*lines, f"  {_replay(run, '--until', where, '--shell')}"], msgspec.to_builtins(found)
+
+
+def why_time(run: RecordedJob) -> Told:
+    """Say where the time of a run went: of each learner, of merges, and of versions."""
+    times, travels = times_of(run), travels_of(run)
+    held = [each for each in held_back(run.merges()) if each.alone_s > HELD_SHARE * each.of_s]
+    lines = [f"all learners: {time_in_words(run.numbers)}"]
+    lines += [each.line() for each in times[:TIMES_SHOWN]]
+    more = len(times) - TIMES_SHOWN
+    lines += [f"and {more} more incarnations; --json has all"] if more > 0 else []
+    lines += [each.line() for each in held[:HELD_SHOWN]] or ["merges waited for nobody alone"]
+    lines += [each.line() for each in travels[:TRAVELS_SHOWN]]
+    plain = {"learners": times, "held_back": held, "versions": travels}
+    return lines, msgspec.to_builtins({"numbers": run.numbers, **plain})
+
+
+def why_stuck(run: RecordedRun) -> Told:
+    found = stuck_at_end(run)
+    return found.lines(), msgspec.to_builtins(found)
+
+
+def _replay(run: RecordedRun, *options: str) -> str:
+    return quoted(["ddloco", "replay", run.path, *options])
 
 
 def why_anything(run: RecordedJob) -> Told:

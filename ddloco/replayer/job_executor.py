@@ -1,5 +1,6 @@
 """Does the work of a learner or a syncer again, with its JAX worker or as the simulator did it."""
 
+import fnmatch
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
@@ -50,15 +51,15 @@ from replay import Tape
 @final
 @dataclass(frozen=True)
 class StepWatch:
-    """What is looked at after each inner step of an actor, by name or incarnation: the tensors
-    whose names match a pattern. The replay ends when ``look`` returns True."""
+    """What is looked at after each inner step of the actors whose names or incarnations match a
+    pattern: the tensors whose names match another. The replay ends when ``look`` returns True."""
 
     actor: str
     wanted: str
     look: Callable[[str, StepFinished, rpc.Looked], bool]
 
     def of(self, incarnation: str) -> bool:
-        return self.actor in {incarnation, actor_of(incarnation)}
+        return bool(fnmatch.filter([incarnation, actor_of(incarnation)], self.actor))
 
 
 @final

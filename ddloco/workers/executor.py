@@ -39,7 +39,7 @@ from ddloco.job.protocol.work import (
     StepFinished,
     SumContributions,
 )
-from ddloco.machines.outer.merge import merge_fragment
+from ddloco.machines.outer.merge import NOT_FINITE, merge_fragment
 from ddloco.machines.outer.optimizers.optimizer import state_digest
 from ddloco.machines.outer.optimizers.table import usual_direction, zero_state
 from ddloco.machines.outer.outlier_test import OutlierTest
@@ -281,7 +281,7 @@ class WorkExecutor(Doer):
         whole = sum(shares[name].weight for name in finite)
         sound = finite if whole else ()
         reasons = dict.fromkeys(finite, "no batch of this step has a token")
-        refused = tuple((n, reasons.get(n, "NaN or Inf")) for n in shares if n not in sound)
+        refused = tuple((n, reasons.get(n, NOT_FINITE)) for n in shares if n not in sound)
         weights = tuple(shares[name].weight / whole for name in sound)
         for name, weight in zip(sound, weights, strict=True):
             mean += np.float32(weight) * flats[name]

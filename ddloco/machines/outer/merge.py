@@ -74,6 +74,9 @@ SQUARES_MIN, SQUARES_MAX = 1e-28, 1e37
 # A larger change of a tensor is rejected: weights times such changes would leave float32's range.
 NORM_MAX = 1e30
 
+NOT_FINITE = "NaN or Inf"
+"""What a fault says of a tensor of which a number is not finite."""
+
 SUM_SLACK = 2.0
 """How many times longer the mean of directions in a relay's sum may be than each of them: rounding
 in any format of ``[compress]`` lengthened differences by at most 4 % where that was measured."""
@@ -89,7 +92,7 @@ class TensorSegment(NamedTuple):
     contribution's buffer it starts at byte `offset` from the fragment's start, little-endian, in
     `dtype`. A tensor of `state` is not trained: it becomes what its rule makes of the values,
     without an outer optimizer, and counts neither for a contribution's norm nor for its
-    direction."""
+    direction. A fault names it by its `name`."""
 
     start: int
     stop: int
@@ -97,6 +100,7 @@ class TensorSegment(NamedTuple):
     dtype: str
     offset: int
     state: bool = False
+    name: str = ""
 
 
 class FragmentBytes(Protocol):
@@ -189,7 +193,7 @@ def fragment_segments(plan: FragmentPlan, p: int, outer: Outer) -> tuple[TensorS
         offset = plan.tensor_offset(p, i) - first
         state, rule = is_state(leaf.name), tensor_rule(outer, leaf.name)
         rule = value_rule(rule) if state else rule
-        segments.append(TensorSegment(start, stop, rule, leaf.dtype, offset, state))
+        segments.append(TensorSegment(start, stop, rule, leaf.dtype, offset, state, leaf.name))
         start = stop
     return tuple(segments)
 
@@ -363,7 +367,8 @@ def _measure(work: MergeInput, candidates: Sequence[WeightedFragment]) -> tuple[
             faults[i] = faults[i] or fault
     for i, row in enumerate(squares):
         if not faults[i] and row.max() > NORM_MAX**2:
-            faults[i] = f"tensor {row.argmax()}: the change is beyond float32"
+            largest = work.segments[int(row.argmax())]
+            faults[i] = f"tensor {largest.name}: the change is beyond float32"
     return squares, faults
 
 
@@ -378,7 +383,7 @@ def _measure_chunk(
             measured, fault = square, ""
             if not SQUARES_MIN <= square <= SQUARES_MAX:
                 measured, fault = _measure_extreme(anchor, elements_of(raws[i]))
-                fault = fault and f"tensor {chunk.which}: {fault}"
+                fault = fault and f"tensor {chunk.segment.name}: {fault}"
             found[i] = (found[i][0] + measured, found[i][1] or fault)
     return found
 
@@ -395,7 +400,7 @@ def _measure_extreme(anchor: F32, raw: NDArray[Any]) -> tuple[float, str]:
             own = np.empty_like(change)
             subtract(np.zeros_like(change), raw, own)
             beyond = np.isfinite(raw).all() if raw.dtype.kind == "f" else np.isfinite(own).all()
-            return 0.0, "the change is beyond float32" if beyond else "NaN or Inf"
+            return 0.0, "the change is beyond float32" if beyond else NOT_FINITE
     return square_sum(change.astype(np.float64)), ""
 
 
@@ -521,11 +526,11 @@ def _fault_of_sum(work: MergeInput, each: SummedFragment, squares: Sequence[floa
         length = each.lengths[which]
         longest = length if MERGE_RULES[segment.rule].factor is None else 1.0
         if not isfinite(square):
-            return f"tensor {which}: NaN or Inf in the sum of its relay"
+            return f"tensor {segment.name}: {NOT_FINITE} in the sum of its relay"
         if length > NORM_MAX:
-            return f"tensor {which}: the sum of its relay is beyond float32"
+            return f"tensor {segment.name}: the sum of its relay is beyond float32"
         if square > (SUM_SLACK * longest) ** 2:
-            return f"tensor {which}: the sum of its relay is longer than what is in it"
+            return f"tensor {segment.name}: the sum of its relay is longer than what is in it"
     return ""
 
 

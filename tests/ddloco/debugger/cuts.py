@@ -13,6 +13,7 @@ from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.machines.registry import states_for
 from ddloco.stage.driver.resume import RESTORED
 from replay import TapeHeader, TapeWriter
+from replay.tape import Closed, Event
 from snapshot import Part
 
 
@@ -63,6 +64,21 @@ def cut(run, to, who, number):
             writer.append(record)
         writer.close()
     return Cut(run, clock)
+
+
+def killed(run, to, at):
+    """Write the tapes of a run as if all its processes had been killed at a time, in seconds."""
+    (to / "tapes").mkdir(parents=True)
+    for name, each in run.tapes.items():
+        events = [record for record in each.records() if isinstance(record, Event)]
+        before = [event for event in events if run.common(name, event.at) <= at]
+        if before:
+            writer = TapeWriter(to / "tapes" / f"{name}.tape", each.header)
+            for record in each.records():
+                if getattr(record, "n", 0) <= before[-1].n and not isinstance(record, Closed):
+                    writer.append(record)
+            writer.close()
+    return to
 
 
 def opened_at(folder, begun, monkeypatch):

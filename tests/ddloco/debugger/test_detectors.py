@@ -74,6 +74,8 @@ def test_what_is_planted_is_found(detector, simulate, monkeypatch):
 class Told:
     """A run of which only that is known which a detector asks for."""
 
+    is_simulated = False
+
     def __init__(
         self, *, batches=None, losses=(), held_out=None, spent=None, flags=None, other="", waits=()
     ):

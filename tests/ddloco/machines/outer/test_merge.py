@@ -50,7 +50,9 @@ def segments_of(sizes=SIZES, dtypes=("float32",) * 3, rules=("rda",) * 3):
     """Segments of the given sizes, laid out on cache lines."""
     segments, start, offset = [], 0, 0
     for size, dtype, rule in zip(sizes, dtypes, rules, strict=True):
-        segments.append(TensorSegment(start, start + size, rule, dtype, offset))
+        segments.append(
+            TensorSegment(start, start + size, rule, dtype, offset, name=f"{len(segments)}")
+        )
         start += size
         offset += -(-size * np.dtype(DTYPES[dtype]).itemsize // 64) * 64
     return segments
@@ -461,8 +463,8 @@ def test_segments_follow_the_plan():
     segments = fragment_segments(plan, 0, Outer(average=("embed/*",)))
 
     assert segments == (
-        TensorSegment(0, 21, "average", "bfloat16", 0),
-        TensorSegment(21, 26, "rda", "float32", 64),
+        TensorSegment(0, 21, "average", "bfloat16", 0, name="embed/token"),
+        TensorSegment(21, 26, "rda", "float32", 64, name="w"),
     )
 
 

@@ -21,7 +21,7 @@ from transport import DTYPES
 SIZE = 4096
 NAMES = tuple(f"learner-{index}.1" for index in range(6))
 SEGMENTS = (
-    TensorSegment(0, 1000, "average", "float32", 0),
+    TensorSegment(0, 1000, "average", "float32", 0, name="0"),
     TensorSegment(1000, SIZE, "rda", "float32", 4000),
 )
 

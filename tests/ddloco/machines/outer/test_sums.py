@@ -27,8 +27,8 @@ def segments_of(rule, sizes=SIZES):
     starts = [0, *ends[:-1]]
     rules = ["average", *[rule] * (len(sizes) - 1)]
     return [
-        TensorSegment(start, end, each, "float32", 4 * start)
-        for start, end, each in zip(starts, ends, rules, strict=True)
+        TensorSegment(start, end, each, "float32", 4 * start, name=f"{which}")
+        for which, (start, end, each) in enumerate(zip(starts, ends, rules, strict=True))
     ]
 
 

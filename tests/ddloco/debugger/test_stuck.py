@@ -1,0 +1,94 @@
+"""``ddloco why RUN stuck``: for whom a run waits where its tapes end, or that it does not."""
+
+import json
+
+import pytest
+
+from ddloco.cli.debug import why
+from ddloco.cli.parser import parser
+from ddloco.debugger.cluster_status import cluster_at
+from ddloco.debugger.recorded_job import open_job
+from ddloco.debugger.stuck import ActorEnd, _of_actors, stuck_at_end
+from ddloco.stage.actors.status import ActorStatus
+from tests.ddloco.debugger.cuts import killed
+
+STALLED = "chaos.fault=[{what='stall', who='learner-1', at_s=60.0, for_s=90.0}]"
+
+
+@pytest.fixture(scope="module")
+def stalled(simulate):
+    """A run in which everybody waits for a learner, from 60 to 150 s."""
+    return open_job(simulate("job.learners=3", STALLED, "sync.quorum=3", "learner={}"))
+
+
+def test_who_is_waited_for_is_named(stalled, tmp_path):
+    """With what it did last, by its own tape, and since when there was no merge."""
+    found = stuck_at_end(open_job(killed(stalled, tmp_path / "run", 140.0)))
+    assert found.stuck
+    assert found.verdict.startswith("stuck at the end of the tape of syncer.1 (syncer.1:")
+    assert found.verdict.endswith("and it waits for learner-1.1")
+    assert "learner-1.1 missing" in found.waits[0]
+    first = found.actors[0]
+    assert (first.actor, first.is_gone, first.ended) == ("learner-1.1", True, "")
+    assert first.state.startswith("runs step ")
+    assert len(found.lines()) < 9
+
+
+@pytest.mark.parametrize("at", [20.0, 45.0, 58.0, 200.0])
+def test_a_run_that_was_killed_while_it_merged_is_not_stuck(stalled, tmp_path, at):
+    """Nor does it name anybody."""
+    found = stuck_at_end(open_job(killed(stalled, tmp_path / "run", at)))
+    assert not found.stuck
+    assert [line.partition(" at the end ")[0] for line in found.lines()] == ["nothing is stuck"]
+
+
+def test_a_run_that_has_ended_is_not_stuck(run, folder, capsys):
+    """It says how it ended, for people and as data."""
+    [line] = stuck_at_end(run).lines()
+    assert line.startswith("nothing is stuck: the job has ended: done: ")
+    assert why(parser().parse_args(["why", str(folder), "stuck", "--json"])) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["stuck"], {each["ended"] for each in told["actors"]} >= {""}) == (False, False)
+
+
+def test_a_syncer_that_does_nothing_is_named(stalled, tmp_path):
+    """Its learners go on, and nobody answers them."""
+    folder = killed(stalled, tmp_path / "run", 100.0)
+    short = killed(stalled, tmp_path / "short", 40.0)
+    (short / "tapes" / "syncer.1.tape").replace(folder / "tapes" / "syncer.1.tape")
+    found = stuck_at_end(open_job(folder))
+    assert found.stuck
+    assert found.verdict.startswith("stuck: syncer.1 does nothing since ")
+    assert found.actors[0].actor == "syncer.1"
+
+
+def test_its_state_is_that_of_status(stalled, tmp_path):
+    """One mechanism: what a learner does at the end is what ``status --at`` shows."""
+    run = open_job(killed(stalled, tmp_path / "run", 140.0))
+    end = run.tapes["syncer.1"].events
+    shown = {each.learner: each for each in cluster_at(run, "syncer.1", end).learners}
+    assert shown["learner-1.1"].step + 1 == int(stuck_at_end(run).actors[0].state.split()[2])
+
+
+def end(actor, ended=""):
+    return ActorEnd(actor, f"{actor}:9", 1.0, 0.0, ended, "waits for a message since X")
+
+
+WAITING, WORKS = ActorStatus(), ActorStatus(work=("Sum",))
+
+
+@pytest.mark.parametrize(
+    ("ends", "told", "stuck", "said"),
+    [
+        ([end("a.1"), end("b.1")], [WAITING, WAITING], True, "and none is under way"),
+        ([end("a.1"), end("b.1")], [WAITING, WORKS], False, "a.1, b.1 did not end"),
+        ([end("a.1", "done: x"), end("b.1")], [WAITING, WAITING], True, "b.1 did not end: each"),
+        ([end("a.1", "done: x")], [WAITING], False, "nothing is stuck: every actor has ended"),
+    ],
+    ids=["all wait", "one works", "one has ended", "all have"],
+)
+def test_actors_of_ones_own(ends, told, stuck, said):
+    """Nothing happens any more if nobody has work, a timer or a message."""
+    names = [each.actor for each in ends]
+    found = _of_actors(dict(zip(names, ends, strict=True)), dict(zip(names, told, strict=True)))
+    assert (found.stuck, said in found.verdict) == (stuck, True), found
