@@ -2,7 +2,6 @@
 evidence and is quiet if there is nothing to say; none of them says who is to blame, but that of the
 losses (``loss_analysis``)."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, pairwise
@@ -14,6 +13,7 @@ from clocks import actor_of
 from ddloco.debugger.absences import absences_of
 from ddloco.debugger.learner_time import LearnerTime, held_back, times_of
 from ddloco.debugger.loss_analysis import LEAST_SPREAD, analyse_losses, went_back
+from ddloco.debugger.not_finite import signs_of_learners
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.wording import listed
 from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
@@ -87,19 +87,10 @@ def _losses(run: RecordedJob) -> Iterator[Found]:
 
 
 def _not_finite(run: RecordedJob) -> Iterator[Found]:
-    """The first loss of each learner that is no number."""
-    for learner in run.learners:
-        wrong = [
-            (record.n, step, each.loss)
-            for record, step, each in run.steps_of(learner)
-            if not math.isfinite(each.loss)
-        ]
-        if wrong:
-            number, step, loss = wrong[0]
-            said = f"{learner}: its loss is {loss} at inner step {step}"
-            more = f", the first of {len(wrong)} such steps" if wrong[1:] else ""
-            event = f"{learner}:{number}"
-            yield Found("finite numbers", (f"{said}{more} ({event})",), learner, event)
+    """The first loss, and the first state, of each learner that is not finite."""
+    for each in signs_of_learners(run):
+        said = f"{each.whose}: {each.what} ({each.event})"
+        yield Found("finite numbers", (said,), each.whose, each.event)
 
 
 def _batches(run: RecordedJob) -> Iterator[Found]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from ddloco.debugger.recorded_job import RecordedJob
+from ddloco.debugger.wording import listed
+from ddloco.job.protocol.work import STATE_STEPS
 from ddloco.machines.outer.merge import NOT_FINITE
 
 
@@ -51,7 +53,7 @@ class NotFinite(Struct, frozen=True):
 
 
 def not_finite_in(run: RecordedJob) -> NotFinite:
-    signs = [*_of_losses(run), *_of_merges(run), *_of_evaluations(run)]
+    signs = [*signs_of_learners(run), *_of_merges(run), *_of_evaluations(run)]
     before = run.unheard([each.event for each in signs])
     order = run.clock_sums(each.event for each in signs)
     signs.sort(key=lambda each: (order[each.event], each.event))
@@ -64,9 +66,17 @@ def not_finite_in(run: RecordedJob) -> NotFinite:
     )
 
 
-def _of_losses(run: RecordedJob) -> Iterator[Sign]:
-    """The first loss of each learner that is no finite number, with what came after and before."""
+def signs_of_learners(run: RecordedJob) -> Iterator[Sign]:
+    """The first loss of each learner that is not finite, with what came before and after; and the
+    first time that its state had a NaN."""
     for who in run.learners:
+        seen = [(record, event) for record, event in run.finished(who) if event.nan]
+        if seen:
+            record, event = seen[0]
+            first = event.step // STATE_STEPS * STATE_STEPS
+            said = f"{listed(event.nan)} has a NaN after inner step {first}"
+            said += f", and had none {STATE_STEPS} steps before" if first > STATE_STEPS else ""
+            yield Sign(f"{who}:{record.n}", who, said, learner=True)
         steps = list(run.steps_of(who))
         wrong = [at for at, (*_, each) in enumerate(steps) if not math.isfinite(each.loss)]
         if not wrong:

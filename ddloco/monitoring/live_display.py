@@ -106,6 +106,8 @@ def _warning_of(line: dict[str, Any]) -> str:
         case "state lost":
             told = f"goes on after batch {line['batches']:,} without the optimizer's state"
             return f" {told}, which nobody could give it; its steps that were not merged are lost"
+        case "not finite":
+            return f": {line['what']} is not finite at inner step {line['step']}"
         case "worker busy":
             return f": its worker has been in {line['call']} for {line['for_s']:.0f} s"
         case "data failed":

@@ -486,6 +486,7 @@ class WorkExecutor(Doer):
 def step_finished(work: RunStep | Differentiate, trained: rpc.Trained) -> StepFinished:
     done = (trained.loss, trained.tokens, trained.batch, travelling(trained.cursor))
     measured = (trained.data_s, trained.compiling_s)
-    told = (trained.tensors, trained.corrupt, trained.before, trained.counters, trained.reads)
+    told = (trained.tensors, trained.corrupt, trained.before, trained.counters)
     step = work.last if isinstance(work, RunStep) else work.step
-    return StepFinished(work.work, step, *done, trained.metrics, *measured, *told)
+    seen = (trained.reads, trained.nan)
+    return StepFinished(work.work, step, *done, trained.metrics, *measured, *told, *seen)

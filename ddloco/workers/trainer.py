@@ -24,7 +24,7 @@ import xxhash
 
 from ddloco.job.protocol.fragment_plan import STATE, FragmentPlan, Leaf
 from ddloco.job.protocol.state_layout import Moments
-from ddloco.job.protocol.work import FromShard, OneStep
+from ddloco.job.protocol.work import NAN_NAMES_MAX, STATE_STEPS, FromShard, OneStep
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView
 from ddloco.workers import rpc
 from ddloco.workers.call_watch import CallWatch
@@ -59,7 +59,7 @@ from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradie
 from ddloco.workers.task_sources import sources_of
 from ddloco.workers.task_state import StateLayout, is_key
 from ddloco.workers.tensor_measures import OPTIMIZER, TensorMeasures
-from ddloco.workers.tensor_sums import summing
+from ddloco.workers.tensor_sums import finding_nan, summing
 from transport import DTYPES, Bytes, Pieces, aligned
 
 STEP_MAX = 2**31 - 1
@@ -298,6 +298,7 @@ class Trainer:
         self._apply: Any = jax.jit(self._take_step, donate_argnums=(0, 1))
         self._programs: Callable[[], int] = self._update._cache_size
         self._sums = summing(self._placement.everywhere())
+        self._find_nan = finding_nan(self._placement.everywhere())
         self._leaves_if_corrupt = request.leaves_if_corrupt
         self._settings = dict(os.environ)
         found = {**device_fingerprint(), **self._placement.fingerprint(), **self._frozen_digest}
@@ -492,12 +493,28 @@ class Trainer:
             counters=tuple(int(each) for leaf in counters for each in leaf.ravel()),
         )
         self._short = self._batches.is_large
+        last_step = request.step + request.count - 1
+        looks = (request.step - 1) // STATE_STEPS < last_step // STATE_STEPS
         return msgspec.structs.replace(
             self._last,
             reads=self._reads.new(),
+            nan=self._nan() if looks else (),
             data_s=sum(each.data_s for each in steps),
             compiling_s=sum(each.compiling_s for each in steps),
         )
+
+    def _nan(self) -> tuple[str, ...]:
+        """The tensors of the optimizer's and the task's state with a NaN, the first few."""
+        there = [(OPTIMIZER + name, leaf) for name, leaf in named_leaves(self._opt_state)]
+        there += [(f"{STATE}{name}", leaf) for name, leaf in named_leaves(self._state)]
+        floats = [
+            (name, leaf)
+            for name, leaf in there
+            if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        ]
+        found = self._find_nan([leaf for _, leaf in floats]) if floats else []
+        names = [name for (name, _), has in zip(floats, found, strict=True) if has]
+        return tuple(names[:NAN_NAMES_MAX])
 
     def _drawn(self, t: Any, retry_s: float) -> "StepUnderWay":
         """Draw the batch of the next step. Global step ``t`` is for schedules."""

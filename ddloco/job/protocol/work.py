@@ -150,7 +150,9 @@ class StepFinished(WorkResult, frozen=True):
     the order of the plan. ``corrupt`` says what had another value when the first of these steps was
     run twice, and where; no replay repeats that either. ``counters`` are those of the task's state
     after the update (see ``workers.task_state``). ``reads`` are entries of the run's identity: the
-    variables and files that the task has read since the step before."""
+    variables and files that the task has read since the step before. ``nan`` names tensors of the
+    optimizer's and the task's state with a NaN; they are looked at after each ``STATE_STEPS``
+    steps, since a step may go on without a trace of it in its loss."""
 
     step: int
     loss: float
@@ -165,6 +167,7 @@ class StepFinished(WorkResult, frozen=True):
     before: tuple[OneStep, ...] = ()
     counters: tuple[int, ...] = ()
     reads: dict[str, str] = {}
+    nan: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
@@ -174,6 +177,9 @@ class StepFinished(WorkResult, frozen=True):
         own = OneStep(self.loss, self.tokens, self.batch)
         yield from enumerate((*self.before, own), self.step - len(self.before))
 
+
+STATE_STEPS, NAN_NAMES_MAX = 16, 4
+"""A state is looked at for NaN after each so many inner steps, and so many tensors are named."""
 
 TENSOR_DIGEST_BYTES = 4
 """Bytes of a tensor's digest on a tape: enough to tell which tensor differs first."""

@@ -126,6 +126,7 @@ class Learner(OwnMachine):
         joined_at: when it was first linked to a syncer, in seconds; from then on its time counts.
         incoming: the global fragments that will be installed at the next step boundary.
         corrupt: how many of its steps had two results when they were run twice.
+        not_finite: whether it has said that a number of a result was not finite.
         empty: how many of its batches had no tokens.
         busy: the call in which its worker has been for long, and for how long then.
         cursor: the position of its data stream after that.
@@ -156,6 +157,7 @@ class Learner(OwnMachine):
     running: Running | None = None
     step: int = 0
     corrupt: int = 0
+    not_finite: bool = False
     empty: int = 0
     busy: str = ""
     cursor: bytes = b""
@@ -610,6 +612,7 @@ class Learner(OwnMachine):
         tokens = sum(each.tokens for _, each in event.steps())
         self.tokens += tokens
         effects += self._count_empty(event)
+        effects += self._look_for_nan(event)
         self.corrupt += bool(event.corrupt)
         if self.tells:
             self.brought = LastStep(event.loss, event.metrics)
@@ -638,6 +641,15 @@ class Learner(OwnMachine):
         if self.empty.bit_length() == before.bit_length():
             return []
         return [Observe("no tokens", {"step": event.step, "batches": self.empty})]
+
+    def _look_for_nan(self, event: StepFinished) -> list[Effect]:
+        """Say once of this incarnation that a loss, or a state, has a number that is not finite."""
+        wrong = [step for step, each in event.steps() if not math.isfinite(each.loss)]
+        if self.not_finite or not (wrong or event.nan):
+            return []
+        self.not_finite = True
+        what = "its loss" if wrong else ", ".join(event.nan)
+        return [Observe("not finite", {"step": [*wrong, event.step][0], "what": what})]
 
     def _release_host(self, out: str) -> list[Effect]:
         """A step is done: release the host copies of the step before."""

@@ -5,6 +5,7 @@ import math
 import pytest
 from msgspec import structs
 
+from ddloco.debugger.detectors import detect
 from ddloco.debugger.not_finite import not_finite_in
 from ddloco.debugger.recorded_job import open_job
 from ddloco.debugger.why import why_nan
@@ -49,6 +50,17 @@ def test_the_first_loss_of_whom_it_is(planted):
     assert (first.whose, first.learner, found.later) == (GUILTY, True, ())
     for part in ("is nan at inner step 50", "the first of 3 such", "from step 53 on it was finite"):
         assert part in first.what
+
+
+def test_a_state_counts_where_no_loss_shows_it(planted):
+    """With the tensor, and between which steps it came; the detector says it without a question."""
+    run = planted(lambda d: structs.replace(d, nan=("optimizer:/1",)) if d.step == 48 else d)
+    [first] = not_finite_in(run).firsts
+    said = "optimizer:/1 has a NaN after inner step 48, and had none 16 steps before"
+    assert (first.whose, first.what) == (GUILTY, said)
+    found, quiet = detect(run)
+    assert [each.lines[0].partition(" (")[0] for each in found] == [f"{GUILTY}: {said}"]
+    assert "losses" in quiet
 
 
 def test_an_evaluation_counts_too(planted):

@@ -153,6 +153,14 @@ def test_board_says_what_a_return_has_lost():
     assert other.startswith("learner-1 goes on after batch 8 without the optimizer's state")
 
 
+def test_board_says_what_is_not_finite():
+    """Of whom, and at which step."""
+    board = Board(JOB)
+    line = {"event": "not finite", "actor": "learner-1", "step": 48, "what": "optimizer:/1"}
+    board.take(line)
+    assert board.news == ["learner-1: optimizer:/1 is not finite at inner step 48"]
+
+
 def test_board_shows_faults():
     """A fault is a trouble while the newest of them are shown, with its duration if it has one."""
     board = Board(JOB)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
-from ddloco.workers.tensor_sums import host_sums, packed, summing, tensor_sums
+from ddloco.workers.tensor_sums import finding_nan, host_sums, packed, summing, tensor_sums
 from transport import DTYPES
 
 
@@ -65,3 +65,18 @@ def test_zeros_of_two_signs_and_nan_are_told_apart(sums):
     """The bits are compared, and not the values."""
     found = sums(*(jnp.array([x], jnp.float32) for x in (0.0, -0.0, np.nan, -np.nan)))
     assert len(set(found)) == 4
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("shape", [(), (0,), (33,), (5, 7)])
+def test_a_nan_is_found_wherever_it_is(dtype, shape):
+    """On the host as on a device; infinities are none, which some states begin with."""
+    values = np.full(shape, np.inf, DTYPES[dtype])
+    whole = finding_nan({})
+    mesh = finding_nan({"out_shardings": jax.sharding.SingleDeviceSharding(jax.devices()[0])})
+    assert [find([jnp.asarray(values)]) for find in (whole, mesh)] == [[False]] * 2
+    for at in range(0, values.size, 4):
+        spoilt = values.copy()
+        spoilt.reshape(-1)[at] = np.nan
+        tensors = [jnp.asarray(values), jnp.asarray(spoilt)]
+        assert [find(tensors) for find in (whole, mesh)] == [[False, True]] * 2

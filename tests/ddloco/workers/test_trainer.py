@@ -585,6 +585,30 @@ def test_waits_for_all_batches_of_several_steps_are_counted(arena, monkeypatch):
     assert waited_s > 0.1  # More than one batch or two take.
 
 
+def test_a_nan_in_the_state_is_named_at_the_next_look(arena):
+    """Of one of the optimizer's tensors, which the loss need not show; in none of a sound one."""
+    harness = Harness(arena)
+    harness.begin()
+
+    def train(step, count):
+        return harness.ask(rpc.Train(step, (), None, 0, b"", count=count))
+
+    assert [(), ()] == [train(1, 15).nan, train(16, 4).nan]
+    state, spoilt = harness.trainer._opt_state, []
+
+    def spoil(leaf):
+        if leaf.dtype == np.float32 and leaf.ndim and not spoilt:
+            spoilt.append(leaf.shape)
+            return leaf.at[0].set(np.nan)
+        return leaf
+
+    harness.trainer._opt_state = jax.tree.map(spoil, state)
+    assert train(20, 12).nan == ()
+    [name, *_] = train(32, 1).nan
+    assert name.startswith("optimizer:/")
+    assert spoilt
+
+
 def test_a_syncers_worker_opens_no_stream(arena, monkeypatch):
     """Only learners have data."""
 

@@ -543,6 +543,14 @@ def test_batches_without_tokens_are_counted(training):
     assert 5 == training.machine.empty
 
 
+def test_a_number_that_is_not_finite_is_said_once(training):
+    """Of its loss, or of its state, whose trace no loss need have."""
+    told = [{}, {"nan": ("optimizer:/1",)}, {"nan": ("optimizer:/1",)}, {"loss": math.inf}]
+    said = [of(Observe, training.finish_step(**each)) for each in told]
+    seen = [[o.fields["what"] for o in each if o.event == "not finite"] for each in said]
+    assert [[], ["optimizer:/1"], [], []] == seen
+
+
 def test_arrays_are_balanced(training):
     """After many steps, pulls and overwrites a learner holds two copies and nothing else."""
     for t in range(4, 40):
