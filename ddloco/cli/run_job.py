@@ -31,6 +31,7 @@ from ddloco.stage.files.trust import is_ours
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.run_identity import apart
 from ddloco.stage.process.signals import end_with_parent, stop_on_signal
 from ddloco.stage.process.terminal import one_line, quoted
 from ddloco.workers.executor import MODEL_FILE, WorkerRequestError
@@ -113,7 +114,9 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
 
 def _run_job(given: argparse.Namespace, cluster: JobActors, sinks: list[Sink]) -> int:
 
-    console = SafeConsole()
+    console, program = SafeConsole(), cluster.program
+    for _, line in apart({name: program.flags(name) for name in program.followers}):
+        console.print(line, soft_wrap=True, highlight=False)
     terminated: list[str] = []
 
     def terminate(reason: str) -> None:

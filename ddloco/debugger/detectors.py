@@ -2,7 +2,6 @@
 evidence and is quiet if there is nothing to say; none of them says who is to blame, but that of the
 losses (``loss_analysis``)."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, pairwise
 from statistics import median
@@ -12,13 +11,14 @@ from msgspec import Struct
 from clocks import actor_of
 from ddloco.debugger.absences import absences_of
 from ddloco.debugger.learner_time import LearnerTime, held_back, times_of
-from ddloco.debugger.loss_analysis import LEAST_SPREAD, analyse_losses, went_back
+from ddloco.debugger.loss_analysis import analyse_losses, went_back
 from ddloco.debugger.not_finite import signs_of_learners
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.wording import listed
 from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
+from ddloco.machines.syncer.apart import far_held_out
 from ddloco.monitoring.status_view import seconds
-from ddloco.stage.process.run_identity import FILE, UNSET, known_as, shown
+from ddloco.stage.process.run_identity import apart
 
 STEPS_MIN = 8
 """With fewer steps, or merges, of a learner there is no pattern."""
@@ -32,9 +32,6 @@ another learner's last updates no more than the smaller share did."""
 
 LAST_STEPS = 16
 """Updates that are looked at for that."""
-
-HELD_OUT_TIMES = 3.0
-"""How many times the training loss the held-out loss is far from it."""
 
 ABSENT_SHARE = 0.25
 """A learner is seldom merged if it is in less than this share of the merges."""
@@ -161,18 +158,10 @@ def _still_of(run: RecordedJob, learner: str, tensors: int) -> list[float]:
 
 
 def _settings(run: RecordedJob) -> Iterator[Found]:
-    """Versions, variables, source files, and files of one name, in which the learners of one job
-    differ. Each may have files of its own."""
+    """Versions, variables, source files, and files of one name, in which learners differ."""
     said = {who: _software(run.identity(who)) for who in run.learners if who in run.tapes}
-    for key in sorted({key for each in said.values() for key in each}):
-        theirs = {who: each.get(key, UNSET) for who, each in said.items()}
-        values = {who: v for who, v in theirs.items() if v != UNSET or not key.startswith(FILE)}
-        if len({*values.values()}) > 1:
-            usual, _ = Counter(values.values()).most_common(1)[0]
-            apart = [who for who, value in values.items() if value != usual]
-            one, others = shown(values[apart[0]]), shown(usual)
-            which = f"{', '.join(apart)}: {known_as(key)} is {one}; of the others {others}"
-            yield Found("settings", (which,), apart[0] if len(apart) == 1 else "")
+    for who, line in apart(said):
+        yield Found("settings", (line,), who[0] if len(who) == 1 else "")
 
 
 def _software(identity: dict[str, str]) -> dict[str, str]:
@@ -196,11 +185,9 @@ def _held_out(run: RecordedJob) -> Iterator[Found]:
     if not told or not known:
         return
     event, held_out = told[-1]
-    training = median(loss for each in known for loss in each[-STEPS_MIN:])
-    first = median(each[0] for each in known)
-    if held_out > HELD_OUT_TIMES * training and held_out > LEAST_SPREAD * abs(first) > 0:
-        times = f"{held_out / training:.1f} times " if training > 0 else "above "
-        said = f"the held-out loss is {times}the training loss: {held_out:.4g} and {training:.4g}"
+    training = [loss for each in known for loss in each[-STEPS_MIN:]]
+    said = far_held_out(held_out, training, median(each[0] for each in known))
+    if said:
         yield Found("held-out loss", (f"{said} ({event})",), event=event)
 
 

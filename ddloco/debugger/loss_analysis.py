@@ -24,6 +24,7 @@ from ddloco.debugger.recorded_run import parse_event
 from ddloco.job.protocol.messages import GlobalFragment
 from ddloco.job.protocol.work import StepFinished
 from ddloco.machines.outer.weights import usual_norm
+from ddloco.machines.syncer.apart import LEAST_SHARE, counts_otherwise
 from transport import MessageArrived
 
 BEFORE_STEPS = 20
@@ -40,9 +41,6 @@ SPREADS = 6.0
 
 SPREAD_MIN = 0.02
 """The least spread, as a share of the median."""
-
-LEAST_SPREAD = 1e-3
-"""The same as a share of the first losses: below that all losses are next to nothing."""
 
 STANDS_OUT = 4.0
 """How many times the norm that is expected from the others' contributions stands out."""
@@ -69,12 +67,6 @@ trained what is in that version; to so many times that, for batches differ."""
 
 JUST_BEFORE_STEPS = 12
 """A contribution may have led to a break within so many steps of the learner that broke."""
-
-TOKENS_TIMES = 3.0
-"""How many times the others' tokens of a step is another way to count them."""
-
-TOKENS_LEARNERS_MIN = 3
-"""Of two learners that count otherwise, nobody can say which is wrong."""
 
 LISTED_MAX = 5
 
@@ -208,10 +200,9 @@ def _suspect(
         worst = beyond[0]
         said = f"its contribution to merge {worst.t} has {worst.times:.3g} times the usual norm"
         return worst.learner, said
-    learner = _counts_otherwise(counted)
+    learner, otherwise = counts_otherwise(counted)
     if learner:
-        others = median(n for who, n in counted.items() if who != learner)
-        return learner, f"it counts {counted[learner]:g} tokens a step, the others {others:g}"
+        return learner, otherwise
     firsts = [each for each in breaks if each.first]
     if not firsts:
         return "", ""
@@ -276,20 +267,6 @@ def _installed_before(run: RecordedJob, found: Break) -> set[tuple[int, int]]:
     return set()
 
 
-def _counts_otherwise(counted: dict[str, float]) -> str:
-    """The one learner that counts far more or fewer tokens a step than all others, which agree;
-    empty if there is none."""
-    if len({actor_of(who) for who in counted}) < TOKENS_LEARNERS_MIN:
-        return ""
-    usual = median(counted.values())
-    apart = [
-        who
-        for who, tokens in counted.items()
-        if not usual / TOKENS_TIMES <= tokens <= usual * TOKENS_TIMES
-    ]
-    return apart[0] if len({actor_of(who) for who in apart}) == 1 else ""
-
-
 def _lasts(losses: Sequence[LossStep], at: LossStep, usual: float) -> bool:
     """Whether a loss that left its band stays outside."""
     after = [each.loss for each in losses if each.number >= at.number][:LASTS_STEPS]
@@ -327,7 +304,7 @@ def find_break(losses: Sequence[LossStep]) -> tuple[LossStep, float] | None:
     not finite."""
     values = [each.loss for each in losses]
     first = [abs(value) for value in values[:BEFORE_STEPS_MIN] if math.isfinite(value)]
-    least = LEAST_SPREAD * median(first) if first else 0.0
+    least = LEAST_SHARE * median(first) if first else 0.0
     for i, each in enumerate(losses):
         before = values[max(0, i - BEFORE_STEPS) : i]
         if not math.isfinite(each.loss):

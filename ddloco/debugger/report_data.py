@@ -334,7 +334,7 @@ def _facts(reader: _JobReader, found: LossFindings) -> list[Fact]:
         _goodput(numbers),
         *_interval(numbers, run.job.sync.interval),
     ]
-    facts += [Fact("Not used", who, said) for who, said in run.disregarded.items()]
+    facts += [Fact("Look at", who, said) for who, said in run.disregarded.items()]
     tokens, merged = numbers.trained_tokens, numbers.merged_tokens
     if tokens and merged is not None and merges:
         said = f"{merged:,} of {tokens:,} trained, on average over the fragments"

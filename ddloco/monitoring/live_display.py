@@ -20,6 +20,7 @@ from rich.text import Text
 from clocks import is_incarnation
 from ddloco.job.config import Job
 from ddloco.job.protocol.status import Numbers
+from ddloco.machines.syncer.apart import far_held_out
 from ddloco.monitoring.loss_chart import LossCurve, draw_losses
 from ddloco.monitoring.status_view import COLUMNS_MAX, goodput_in_words
 from ddloco.stage.process.log_tail import LogTail
@@ -106,6 +107,8 @@ def _warning_of(line: dict[str, Any]) -> str:
         case "state lost":
             told = f"goes on after batch {line['batches']:,} without the optimizer's state"
             return f" {told}, which nobody could give it; its steps that were not merged are lost"
+        case "apart" | "code differs" | "task differs":
+            return f": {line['reason']}"
         case "not finite":
             return f": {line['what']} is not finite at inner step {line['step']}"
         case "worker busy":
@@ -168,6 +171,7 @@ class Board:
                 self.reached = max(self.reached, line["t"])
             case "result":
                 self.result, self.evaluating = line, False
+                self._compare_with(line["held_out_loss"])
             case "recovered":
                 self.reached = max(self.reached, line["t"])
             case "joined":
@@ -195,6 +199,14 @@ class Board:
                 said = _warning_of(line)
                 if said:
                     self._warn(f"{line.get('learner') or line['actor']}{said}")
+
+    def _compare_with(self, held_out: float | None) -> None:
+        curves = [view.curve.points() for view in self.learners.values()]
+        ends = [(points[0][1], points[-1][1]) for points in curves if points]
+        if held_out is not None and ends:
+            said = far_held_out(held_out, [last for _, last in ends], ends[0][0])
+            if said:
+                self._warn(said)
 
     def _warn(self, said: str) -> None:
         self.troubles = [*self.troubles[-2:], said]

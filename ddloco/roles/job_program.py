@@ -5,6 +5,7 @@ tape's header; then the actor starts.
 """
 
 import errno
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
@@ -54,6 +55,7 @@ from ddloco.stage.process.errors import raised_at, said_of
 from ddloco.stage.tapes.side_channel import SideChannel
 from ddloco.workers import rpc
 from ddloco.workers.call_watch import WORKER_BUSY
+from ddloco.workers.environment import flags_of
 from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fork_protocol import MEETING, Rank
 from ddloco.workers.fragment_store import FragmentFolder
@@ -187,6 +189,11 @@ class JobProgram(Runnable):
 
     def sources(self, folder: Path | None = None) -> Mapping[str, str]:
         return task_digests(self.job.job.task, folder)
+
+    def flags(self, name: str) -> Mapping[str, str]:
+        if name not in self.job.learner_names():
+            return {}
+        return flags_of({**os.environ, **self.job.worker_of(name).env})
 
     def live_faults(self) -> None:
         job, chaos = self.job, self.job.chaos

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ddloco.job.config import Worker
+from ddloco.stage.process.run_identity import UNSET, said_of_variable
 
 HASH_SEED = "PYTHONHASHSEED"
 """By default Python chooses a new seed in every process, which changes the iteration order of sets
@@ -60,6 +61,12 @@ RECORDED = frozenset({
 """The variables that tapes record and that a replay takes from them: they change arithmetic, or the
 order of what a task builds, and name no files. No other variable is on a tape, so that no secret of
 the environment is (a prefix such as ``TF_`` is that of Terraform's variables, too)."""
+
+OF_MACHINES = frozenset({"JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "JAX_DEFAULT_DEVICE"})
+"""Variables that differ where machines of several kinds are in one job."""
+
+FLAG_CHARS_MAX = 200
+"""Of a longer value a digest is told to the other hosts."""
 
 VALUE = re.compile(r"[A-Za-z0-9_.,:;=+ -]{0,4096}")
 """Allowed values of variables from a tape: no NUL byte, with which no process can be started, and
@@ -150,6 +157,16 @@ def _taken(
             continue
         if VALUE.fullmatch(value) is not None or value in (worker.env.get(name), base.get(name)):
             yield name, value
+
+
+def flags_of(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of JAX in which learners of one job should not differ, set or not."""
+    names = [each for each in RECORDED if each.startswith(("XLA_", "JAX_"))]
+    values = {each: env.get(each, UNSET) for each in sorted({*names} - OF_MACHINES)}
+    return {
+        f"{ENTRY}{name}": value if len(value) <= FLAG_CHARS_MAX else said_of_variable(value)
+        for name, value in values.items()
+    }
 
 
 def fingerprinted(env: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from tests.lab.hostile_world import EVENTS_MAX, LATEST_S, draw
 from tests.lab.standing import STANDING, Standing
 
 NEVER = {"no merge", "disregarded", "message refused", "sync repeated", "starts over", "refused"}
+NEVER |= {"apart"}
 """What no world without a fault says, but that an answer came too late."""
 
 AWAY_S = 20_000.0

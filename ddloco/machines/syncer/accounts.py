@@ -1,6 +1,8 @@
 """The numbers of a job: goodput, steps, tokens, refusals. They are counted here and nowhere else:
 the log, displays, trackers, ``status``, the report and the simulator show what this says."""
 
+from collections.abc import Iterable
+
 from msgspec import Struct, field
 from msgspec.structs import astuple
 
@@ -8,6 +10,7 @@ from clocks import actor_of
 from ddloco.job.protocol.messages import Progress
 from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.time_spent import TimeSpent
+from ddloco.machines.syncer.apart import counts_otherwise
 
 LATE = "it came after its sync was closed"
 """Why a late contribution is refused."""
@@ -43,6 +46,14 @@ DISREGARDED = 5
 which on people are told of it: twice what a learner that starts over may need."""
 
 
+PASSED = 16
+"""Merges without a learner that trains, and was in none yet, from which on people are told of it:
+after its first step, a learner is asked for each fragment at its next merge."""
+
+TOLD_STEPS = 8
+"""Steps of a learner from which on its tokens a step are compared with those of the others."""
+
+
 class Fate(Struct, forbid_unknown_fields=True):
     """What became of a learner's contributions.
 
@@ -50,6 +61,7 @@ class Fate(Struct, forbid_unknown_fields=True):
         refused: how many were refused for what they are.
         late: how many came after their sync was closed.
         in_row: how many have been refused since the last one that was merged.
+        passed: how many merges were done without it, while it trained, before its first one.
     """
 
     merged: int = 0
@@ -57,12 +69,17 @@ class Fate(Struct, forbid_unknown_fields=True):
     late: int = 0
     in_row: int = 0
     reason: str = ""
+    passed: int = 0
 
     @property
     def is_disregarded(self) -> bool:
         """Whether the learner's work is of no use to the job, or has not been for a while."""
         unused = self.refused + self.late if not self.merged else 0
         return max(self.in_row, unused) >= DISREGARDED
+
+    @property
+    def is_passed_by(self) -> bool:
+        return not self.merged and self.passed >= PASSED
 
     @property
     def is_new(self) -> bool:
@@ -73,7 +90,8 @@ class Fate(Struct, forbid_unknown_fields=True):
     def words(self, merges: int) -> str:
         turned = f"refused {self.refused} times, because {self.reason}" if self.refused else ""
         late = f"late {self.late} times" if self.late else ""
-        said = "; ".join(filter(None, (turned, late)))
+        passed = f"it trained during {self.passed} of them" if self.is_passed_by else ""
+        said = "; ".join(filter(None, (turned, late, passed)))
         return f"was in {self.merged} of {merges} merges: {said}"
 
 
@@ -93,6 +111,7 @@ class Accounts(Struct, forbid_unknown_fields=True):
             of their inner steps, each those of the median learner.
         merged_at: the global step of the newest merge of that fragment, and the step of each
             learner then.
+        otherwise: by name, who counts tokens otherwise than all others, in words.
     """
 
     joined: dict[str, float] = {}
@@ -106,6 +125,7 @@ class Accounts(Struct, forbid_unknown_fields=True):
     fates: dict[str, Fate] = {}
     intervals: tuple[int, float] = 0, 0.0
     merged_at: tuple[int, dict[str, int]] = 0, {}
+    otherwise: dict[str, str] = {}
 
     def fate(self, incarnation: str) -> Fate:
         return self.fates.setdefault(actor_of(incarnation), Fate())
@@ -124,6 +144,27 @@ class Accounts(Struct, forbid_unknown_fields=True):
         fate = self.fate(incarnation)
         fate.merged, fate.in_row = fate.merged + 1, 0
 
+    def pass_by(self, incarnations: Iterable[str]) -> list[str]:
+        """A merge was done without these learners, which train; returns who has just been passed by
+        too often."""
+        fates = [(each, self.fate(each)) for each in incarnations]
+        for _, fate in fates:
+            fate.passed += not fate.merged
+        return [each for each, fate in fates if not fate.merged and fate.passed == PASSED]
+
+    def compare(self) -> tuple[str, str]:
+        """Return who counts tokens otherwise than all others, and that in words, once."""
+        counted = {
+            who: totals.tokens / totals.steps
+            for who, totals in self.newest.items()
+            if totals.steps >= TOLD_STEPS
+        }
+        learner, said = counts_otherwise(counted)
+        if not learner or actor_of(learner) in self.otherwise:
+            return "", ""
+        self.otherwise[actor_of(learner)] = said
+        return learner, said
+
     def count_interval(self, t: int, steps: dict[str, int], interval: int) -> None:
         """A fragment was merged at global step ``t``, always the same one, when the learners had
         done so many ``steps``; ``interval`` global steps are asked for between two such merges."""
@@ -135,8 +176,9 @@ class Accounts(Struct, forbid_unknown_fields=True):
             self.intervals = count + 1, total + median * interval / (t - before_t)
 
     def disregarded(self, merges: int) -> dict[str, str]:
-        found = sorted(pair for pair in self.fates.items() if pair[1].is_disregarded)
-        return {actor: fate.words(merges) for actor, fate in found}
+        fates = sorted(self.fates.items())
+        turned = [each for each in fates if each[1].is_disregarded or each[1].is_passed_by]
+        return {actor: fate.words(merges) for actor, fate in turned} | self.otherwise
 
     def unused(self) -> list[str]:
         """Return whose contributions were refused or late each time, by name."""

@@ -10,12 +10,12 @@ from msgspec import Struct, field
 
 from clocks import actor_of, number_of
 from ddloco.job.protocol.messages import Progress, Roster
-from ddloco.machines.syncer.accounts import LATE, Accounts
+from ddloco.machines.syncer.accounts import LATE, PASSED, Accounts
 from ddloco.machines.syncer.data_roster import AHEAD_MAX, DataRoster
 from ddloco.machines.syncer.members import Member, new_member
 from ddloco.machines.syncer.outlier_history import STRIKES
 from ddloco.stage.actors.effects import Observe
-from ddloco.stage.actors.observations import DISREGARDED
+from ddloco.stage.actors.observations import APART, DISREGARDED
 from transport import CONTROL, Effect, Hangup, Retire, Send
 
 SILENCE_STEPS = 10
@@ -209,6 +209,20 @@ class Membership(Struct, forbid_unknown_fields=True):
             told = {"level": "warning", "learner": incarnation, "in_row": fate.in_row}
             effects.append(Observe(DISREGARDED, {**told, "merged": fate.merged, "reason": reason}))
         return effects
+
+    def look_apart(self, accepted: Sequence[str], *, all_take_part: bool) -> list[Effect]:
+        """After a merge: say who trains and is never in one, if all are to take part, and who
+        counts tokens otherwise than the others; of each once."""
+        trains = [m.incarnation for m in self.members.values() if m.progress and m.progress.step]
+        without = [each for each in trains if each not in accepted] if all_take_part else []
+        passed = self.accounts.pass_by(without)
+        told = dict.fromkeys(passed, f"it trains, and was in none of {PASSED} merges")
+        learner, said = self.accounts.compare()
+        told |= {learner: said} if learner else {}
+        return [
+            Observe(APART, {"level": "warning", "learner": each, "reason": said})
+            for each, said in told.items()
+        ]
 
     def strike(self, member: Member) -> list[Effect]:
         """Count a contribution that the merge has rejected; a member that must start over begins

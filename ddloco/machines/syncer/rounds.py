@@ -602,6 +602,7 @@ class Rounds(Struct, forbid_unknown_fields=True):
             if part.incarnation in self.membership.merged:  # Otherwise another has its place.
                 self.membership.merged[part.incarnation][p] = part.said.base
         self.membership.reset_strikes(event.accepted)
+        effects += self.membership.look_apart(event.accepted, all_take_part=job.sync.clients == 1.0)
         self.merges, self.merged_at = self.merges + 1, at
         members = self.membership.members.values()
         told = [self.told(each, job.compress) for each in members]

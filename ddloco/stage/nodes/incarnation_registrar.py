@@ -21,6 +21,7 @@ from clocks import (
     read_regular,
     replace_file,
 )
+from ddloco.stage.actors.observations import APART
 from ddloco.stage.files.run_folder import KEPT
 from ddloco.stage.nodes.incarnation_grants import (
     AHEAD_MAX,
@@ -43,7 +44,7 @@ from ddloco.stage.nodes.lease import Lease
 from ddloco.stage.nodes.peer_version import agreement_of
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.code_version import code_version
-from ddloco.stage.process.run_identity import DDLOCO, SOURCE, changes, identity_here
+from ddloco.stage.process.run_identity import DDLOCO, SOURCE, apart, changes, identity_here
 from ddloco.stage.process.side_protocol import Refusals, SideProtocolError, encode
 from replay.tape import SUFFIX
 from replay.tape_files import whose
@@ -162,6 +163,7 @@ class Registrar:
         self._refusals = Refusals("number refused", note)
         self._source: Mapping[str, str] | None = None
         self._given: dict[str, Granted] = {}
+        self._flags: dict[str, dict[str, str]] = {}
         self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
 
     def know_source(self, texts: Mapping[str, str]) -> None:
@@ -304,6 +306,8 @@ class Registrar:
         differs = self._differs(name, want)
         for event, reason in differs.items():
             self._note(event, {"learner": f"{name}.{number}", "reason": reason})
+        for line in self._flags_apart(name, want):
+            self._note(APART, {"learner": f"{name}.{number}", "reason": line})
         granted = self._given[route] = Granted(number, "; ".join(differs.values())[:1000])
         while len(self._given) > ROUTES_MAX:
             del self._given[next(iter(self._given))]
@@ -320,6 +324,14 @@ class Registrar:
             before = f"{found[event]}; " if event in found else what
             found[event] = f"{before}{each.what} is {each.then} at {lead}, {each.now} at {name}"
         return found
+
+    def _flags_apart(self, name: str, want: Want) -> list[str]:
+        """In which variables learners differ since this one has come, in words."""
+        before = {line for _, line in apart(self._flags)}
+        if name in self._learners:
+            known = self._program.flags(name)
+            self._flags[name] = {key: v for key, v in want.identity.items() if key in known}
+        return [line for _, line in apart(self._flags) if line not in before][:DIFFERENCES_MAX]
 
     def _refuse(self, name: str, reason: str) -> None:
         self._refusals.add(name, reason)

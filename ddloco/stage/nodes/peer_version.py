@@ -33,9 +33,11 @@ BESIDE_LINKS = (
 )
 
 
-def want_of(program: Runnable, known: int, exact: int = 0, folder: Path | None = None) -> Want:
+def want_of(
+    program: Runnable, known: int, exact: int = 0, folder: Path | None = None, name: str = ""
+) -> Want:
     settings, agreement = shared_settings(program), agreement_of(program)
-    here = identity_here(program.sources(folder))
+    here = {**identity_here(program.sources(folder)), **program.flags(name)}
     identity = {key: value for key, value in here.items() if len(key) <= SHORT_MAX}
     want = Want(known, program.id, settings, identity, exact, agreement)
     for less in ({"settings": {}}, {"identity": {DDLOCO: identity[DDLOCO]}}):

@@ -97,6 +97,12 @@ class Runnable(ABC):
     def sources(self, folder: Path | None = None) -> Mapping[str, str]:
         """The SHA-256 of the user's source files by path, as they are pinned in a run folder."""
 
+    def flags(self, name: str) -> Mapping[str, str]:
+        """Entries of an actor's identity that its variables on this host decide, and in which
+        actors of its kind should not differ."""
+        del name
+        return {}
+
     @abstractmethod
     def live_faults(self) -> None:
         """Check that its faults can be applied to processes; ``ConfigError`` if one cannot."""

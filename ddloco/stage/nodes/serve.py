@@ -378,7 +378,7 @@ async def _number(
         endpoint,
         address,
         (name, lead),
-        want_of(program, here, exact, folder),
+        want_of(program, here, exact, folder, name),
         decode_granted,
         patience_s=terms.patience_s,
         ended=ended,

@@ -161,6 +161,25 @@ def test_board_says_what_is_not_finite():
     assert board.news == ["learner-1: optimizer:/1 is not finite at inner step 48"]
 
 
+@pytest.mark.parametrize("event", ["apart", "code differs", "task differs"])
+def test_board_says_who_differs_from_the_others(event):
+    """In the words of the line."""
+    board = Board(JOB)
+    board.take({"event": event, "actor": "syncer", "learner": "learner-1.1", "reason": "it is x"})
+    assert board.news == ["learner-1.1: it is x"]
+
+
+def test_board_compares_the_held_out_loss():
+    """With those of training; nothing is said of a sound one, or of none."""
+    for held_out, said in ((9.0, 1), (2.6, 0), (None, 0)):
+        board = Board(JOB)
+        for line in (step(0, 1, 1.0), step(1, 1, 1.0)):
+            board.take(line)
+        board.take({"event": "result", "actor": "syncer", "held_out_loss": held_out, "t": 100})
+        assert len(board.news) == said
+    assert board.news == []
+
+
 def test_board_shows_faults():
     """A fault is a trouble while the newest of them are shown, with its duration if it has one."""
     board = Board(JOB)

@@ -14,6 +14,7 @@ from ddloco.workers.environment import (
     RECORDED,
     VISIBLE,
     fingerprinted,
+    flags_of,
     worker_environment,
 )
 
@@ -129,6 +130,14 @@ def test_arithmetic_on_gpus_is_deterministic_unless_the_user_says_otherwise(tmp_
     assert PREALLOCATE not in env
     replayed = worker_environment(base, Worker(), {f"{ENTRY}{FLAGS}": "--then"})
     assert (replayed[FLAGS], replayed[PREALLOCATE]) == ("--then", "false")
+
+
+def test_flags_are_told_to_other_hosts_set_or_not():
+    """Those of JAX, but for what differs between machines; a long value as a digest."""
+    told = flags_of({"XLA_FLAGS": "--a=b", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "x" * 300})
+    assert (told["env.XLA_FLAGS"], told["env.JAX_DISABLE_JIT"]) == ("--a=b", "not set")
+    assert told["env.JAX_ENABLE_X64"].startswith("sha256 ")
+    assert not {"env.JAX_PLATFORMS", "env.NPROC", "env.CUDA_VISIBLE_DEVICES"} & set(told)
 
 
 def test_the_base_is_not_changed():

@@ -14,7 +14,7 @@ from ddloco.job.config import load_job
 from ddloco.job.protocol.messages import Progress
 from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.time_spent import TimeSpent
-from ddloco.machines.syncer.accounts import DISREGARDED, LATE, SPENT_S_MAX, Accounts
+from ddloco.machines.syncer.accounts import DISREGARDED, LATE, PASSED, SPENT_S_MAX, Accounts
 from ddloco.machines.syncer.membership import Membership
 from ddloco.monitoring.live_display import Board
 from ddloco.monitoring.log_metrics import LogMetrics
@@ -245,6 +245,33 @@ def test_an_interval_has_the_steps_of_the_median_learner():
     assert accounts.numbers(9.0, **known).interval_steps == 10
     accounts.count_interval(40, {"e.1": 1}, 8)
     assert accounts.numbers(9.0, **known).interval_steps == 10
+
+
+def test_a_learner_that_trains_and_is_never_merged_is_named():
+    """After so many merges, once; it does not judge the job, and one merge ends it."""
+    accounts = Accounts()
+    told = [accounts.pass_by(["learner-0.1", "learner-1.1"]) for _ in range(PASSED - 1)]
+    accounts.use("learner-1.1")
+    told += [accounts.pass_by(["learner-0.1", "learner-1.1"]) for _ in range(9)]
+    assert [each for each in told if each] == [["learner-0.1"]]
+    said = f"was in 0 of 30 merges: it trained during {PASSED + 8} of them"
+    assert accounts.disregarded(30) == {"learner-0": said}
+    assert accounts.unused() == []
+    accounts.use("learner-0.2")
+    assert accounts.disregarded(31) == {}
+
+
+def test_who_counts_tokens_otherwise_is_named_once():
+    """When all have done some steps; the status names it from then on."""
+    accounts = Accounts()
+    for who, tokens in (("learner-0.1", 32), ("learner-1.1", 320), ("learner-2.1", 32)):
+        accounts.report(who, Progress(4, 0.1, (0,), (0,), (0,), trained=4 * tokens))
+    assert accounts.compare() == ("", "")
+    for who, tokens in (("learner-0.1", 32), ("learner-1.1", 320), ("learner-2.1", 32)):
+        accounts.report(who, Progress(9, 0.1, (0,), (0,), (0,), trained=9 * tokens))
+    said = "it counts 320 tokens a step, the others 32"
+    assert [accounts.compare() for _ in range(2)] == [("learner-1.1", said), ("", "")]
+    assert accounts.disregarded(9) == {"learner-1": said}
 
 
 def test_a_learner_whose_work_is_of_no_use_is_named():

@@ -120,6 +120,20 @@ def test_another_task_is_told_and_let_in(harness):
     assert ["task differs"] == [event for event, _ in harness.notes]
 
 
+def test_learners_with_other_flags_are_named_once(harness, monkeypatch):
+    """Beside each other, whatever the lead's own are; set and not set differ, too."""
+    flags = "--xla_cpu_enable_fast_math=true"
+    for name, said in (("learner-0", ""), ("learner-1", flags), ("learner-2", "")):
+        monkeypatch.delenv("XLA_FLAGS", raising=False)
+        if said:
+            monkeypatch.setenv("XLA_FLAGS", said)
+        identity = want_of(program_of(JOB), 0, name=name).identity
+        assert harness.ask(f"{name}.9/grant", identity=identity).warning == ""
+    [(event, fields)] = harness.notes
+    assert (event, fields["learner"]) == ("apart", "learner-1.1")
+    assert fields["reason"] == f"learner-1: env.XLA_FLAGS is {flags}; of the others not set"
+
+
 def test_a_source_file_with_a_long_path_keeps_nobody_out(harness, monkeypatch):
     """What no message holds is not compared; and of many files that differ some are named."""
     name, many = "x" * 300 + ".py", {f"{n}.py": "0" for n in range(400)}
