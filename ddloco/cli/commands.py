@@ -252,6 +252,8 @@ address ADDRESS                   the syncer: tcp://127.0.0.1:5555, file:PATH or
                                   of the run folder
 --best FILE:path                  with --evaluate: keep the model with the lowest held-out loss,
                                   as safetensors
+--page                            serve the live report of the run folder that file:PATH is in
+                                  (ddloco report --live)
 @trust
 @asking
 """, more="""\
@@ -417,11 +419,17 @@ Command("report", "write one HTML file that explains a recorded run", """
 folder RUN:path                   the run folder
 --out FILE:path                   the file (default: report.html in the run folder)
 --compare RUN_B:path              show another run beside it
+--live                            write no file: serve the page on 127.0.0.1, also of a run under
+                                  way, which it follows, until Ctrl-C
+--port N:int[0]                   with --live: its port (default: a free one)
 @trust
 @salvage
 """, more="""\
 The file needs nothing but a browser: lanes of all actors, what each merge waited for
-and who was in it, losses, goodput, staleness, bytes per link. Only machines are stepped.""",
+and who was in it, losses, goodput, staleness, bytes per link. Only machines are stepped.
+A click on a step, a merge or a message shows the commands that say more of it; on a live
+page also its story. The tapes must be in the run folder: follow a job of several hosts on
+the syncer's, and over ssh with ssh -L.""",
 run="report"),
 Command("simulate", "run the same machines in virtual time, with faults", """
 scenario SCENARIO                 a scenario file, a run folder, or one of the names below

@@ -4,6 +4,7 @@ import argparse
 import gc
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 from ddloco.cli.ask import complain, complain_of_tape
 from ddloco.debugger.bundle import SUFFIX, open_bundle, write_bundle
 from ddloco.debugger.cluster_status import cluster_at
+from ddloco.debugger.live_page import LivePage, server_of
 from ddloco.debugger.merge_processes import processes_for
 from ddloco.debugger.recorded_job import is_syncer, job_in, open_run
 from ddloco.debugger.recorded_run import RecordedRun
@@ -164,6 +166,9 @@ def diff(given: argparse.Namespace) -> int:
 
 
 def report(given: argparse.Namespace) -> int:
+    if given.live or given.port:
+        return live_report(given)
+
     def answer(run: RecordedRun) -> int:
         compared = given.compare
         other = _opened(given, compared) if compared is not None else None
@@ -171,6 +176,26 @@ def report(given: argparse.Namespace) -> int:
         print(write_report(run, given.out, other))
         return HELD
 
+    return explained(given, answer)
+
+
+def live_report(given: argparse.Namespace) -> int:
+    """Serve the page of a run until Ctrl-C."""
+
+    def answer(run: RecordedRun) -> int:
+        if given.compare is not None or given.out is not None:
+            option = "--out" if given.compare is None else "--compare"
+            raise ConfigError(f"{option}: not with --live, which shows one run and writes no file")
+        page = LivePage(given.folder, salvage=given.salvage, trust=given.trust)
+        server, address = server_of(page, given.port)
+        _say(*_before([run]))
+        print(f"{address}\nCtrl-C ends it; the run goes on", flush=True)
+        with server, suppress(KeyboardInterrupt):
+            server.serve_forever()
+        return HELD
+
+    if not given.live:
+        return complain(f"--port {given.port}: is of a page that is served: add --live")
     return explained(given, answer)
 
 

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddloco.cli.ask import complain, look, timeout_of
@@ -38,7 +39,21 @@ def status(given: argparse.Namespace) -> int:
     return look(ask)
 
 
+def _live_report(given: argparse.Namespace) -> int:
+    from ddloco.cli.debug import live_report  # noqa: PLC0415, a running job needs none of it
+
+    scheme, _, path = given.address.partition(":")
+    if scheme != "file":
+        said = "the page reads the tapes: want file:RUN/syncer.address, on the syncer's host"
+        return complain(f"--page: {given.address}: {said}")
+    given.folder, given.salvage, given.live, given.port = Path(path).parent, False, True, 0
+    given.compare = given.out = None
+    return live_report(given)
+
+
 def observe(given: argparse.Namespace) -> int:
+    if given.page:
+        return _live_report(given)
     # Status needs none of these.
     from ddloco.job.job_folder import load_own_job  # noqa: PLC0415
     from ddloco.monitoring.metrics import Metrics, PrintedNotices  # noqa: PLC0415

@@ -20,6 +20,9 @@ from ddloco.machines.syncer.apart import far_held_out
 from ddloco.monitoring.status_view import seconds
 from ddloco.stage.process.run_identity import apart
 
+LOSSES = "losses"
+"""The detector of losses that left their band."""
+
 STEPS_MIN = 8
 """With fewer steps, or merges, of a learner there is no pattern."""
 
@@ -80,7 +83,7 @@ def _losses(run: RecordedJob) -> Iterator[Found]:
     lasts = next((each for each in firsts if not went_back(run, each)), None)
     if findings.suspect or lasts is not None:
         event = lasts.event if lasts is not None else ""
-        yield Found("losses", tuple(findings.lines()), findings.suspect, event)
+        yield Found(LOSSES, tuple(findings.lines()), findings.suspect, event)
 
 
 def _not_finite(run: RecordedJob) -> Iterator[Found]:
@@ -235,7 +238,7 @@ def _of_step(each: LearnerTime) -> str:
 
 
 DETECTORS: dict[str, Callable[[RecordedJob], Iterator[Found]]] = {
-    "losses": _losses,
+    LOSSES: _losses,
     "finite numbers": _not_finite,
     "batches": _batches,
     "tensors": _tensors,

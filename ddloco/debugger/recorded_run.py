@@ -9,14 +9,15 @@ from typing import Any
 
 import msgspec
 
-from clocks import VectorClock, actor_of, number_of
+from clocks import VectorClock, actor_of, is_in_use, number_of
 from ddloco.debugger.timeline import clock_offsets
 from ddloco.replayer.gaps import begins_said, gaps_of, listed
-from ddloco.replayer.recording import named_settings, permit_of, start_point_in
+from ddloco.replayer.recording import named_settings, permit_of, run_folder_of, start_point_in
 from ddloco.replayer.start_point import clock_at
 from ddloco.roles.job_program import JobProgram
 from ddloco.stage.actors.actor import Actor, new_actor
 from ddloco.stage.driver.resume import StartPoint
+from ddloco.stage.files.run_folder import LOG_FILE
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.run_identity import identity_of
 from ddloco.stage.programs.program import LoadedProgram
@@ -47,7 +48,18 @@ class RecordedRun:
     @cached_property
     def gaps(self) -> list[str]:
         """What is missing or damaged, a line for each; see ``gaps_of``."""
-        return gaps_of(list(self.tapes.values()), self.path)
+        return gaps_of(list(self.tapes.values()), self.path, self.runs)
+
+    @cached_property
+    def is_under_way(self) -> bool:
+        """Whether a process here still had the run's log open when this was asked first."""
+        return is_in_use(run_folder_of(self.path) / LOG_FILE)
+
+    def runs(self, incarnation: str) -> bool:
+        """Whether an actor may still write to its tape: no newer incarnation took its place."""
+        newest = {actor_of(each): each for each in self.tapes}
+        is_open = self.tapes[incarnation].closed is None
+        return is_open and self.is_under_way and newest[actor_of(incarnation)] == incarnation
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by their names, such as ``sync.quorum`` or ``options.trainers``."""
@@ -59,7 +71,8 @@ class RecordedRun:
 
     def preface(self) -> list[str]:
         """Return what people must know before any answer: gaps, and where the tapes begin."""
-        return [*listed(self.gaps), *begins_said(list(self.tapes.values()))]
+        under_way = ["the run is under way: its tapes are read up to here"] * self.is_under_way
+        return [*listed(self.gaps), *under_way, *begins_said(list(self.tapes.values()))]
 
     @property
     def restored(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from clocks import actor_of
+from ddloco.debugger.detectors import LOSSES, detect
 from ddloco.debugger.loss_analysis import LossFindings, analyse_losses
 from ddloco.debugger.merge_history import Merge
 from ddloco.debugger.outer_gain import outer_gain
@@ -26,9 +27,11 @@ from ddloco.debugger.report_lanes import (
 )
 from ddloco.debugger.report_merges import Bars, Matrix, bars_of, columns_shown, matrix_of, syncer_of
 from ddloco.debugger.run_diff import compare
+from ddloco.debugger.stuck import stuck_at_end
 from ddloco.job.config import Outer
 from ddloco.job.protocol.status import Numbers
 from ddloco.monitoring.status_view import interval_in_words, seconds, time_in_words
+from ddloco.stage.process.terminal import quoted
 from replay import tape
 
 POINTS_MAX = 24_000
@@ -85,6 +88,9 @@ class RunData(Struct):
         names: of incarnations, as clocks and cells number them.
         goodput: per part of the axis, the share of the learners' time spent computing.
         breaks: where losses left their bands, the first ones first.
+        now: what the run waits for where its tapes end, or that it does not.
+        findings: what stands out, of all detectors.
+        path: the run folder as it was given, as a shell reads it.
     """
 
     name: str
@@ -102,6 +108,8 @@ class RunData(Struct):
     breaks: list[LaneMoment] = []
     held_out: list[tuple[int, float]] = []
     findings: list[str] = []
+    now: list[str] = []
+    path: str = ""
 
 
 class Parting(Struct):
@@ -146,7 +154,7 @@ class _Reader:
         actors, tapes = self.run.program.names, self.run.tapes.values()
         events = sum(each.events - each.header.after for each in tapes)
         work = sum(len(each.marks.get("worked", ())) for each in self.contents)
-        killed = sum(each.closed is None for each in tapes)
+        killed = sum(each.closed is None and not self.run.runs(each.incarnation) for each in tapes)
         returned = len(tapes) - len({actor_of(each) for each in self.run.tapes})
         facts = [
             Fact("Program", self.run.program.name, self.run.program.source_name),
@@ -184,6 +192,8 @@ class _Reader:
                 names=self.names,
             ),
             gaps=[clip(each) for each in self.run.preface()],
+            now=[clip(each) for each in stuck_at_end(self.run).lines()],
+            path=quoted([self.run.path]),
             names=self.names.all,
         )
 
@@ -239,7 +249,9 @@ class _JobReader(_Reader):
             for at, _, loss in each.held_out
             if finite(loss) is not None
         ]
-        shown.findings = [clip(each) for each in found.lines()]
+        shown.findings = [clip(each) for each in found.lines() if found.breaks or found.suspect]
+        others = [each for each in detect(self.job)[0] if each.detector != LOSSES]
+        shown.findings += [clip(line) for each in others for line in each.lines]
         return shown
 
     def of_learner(self, learner: str) -> list[TapeContent]:
@@ -372,7 +384,7 @@ def _steps_note(reader: _JobReader) -> str:
 
 def _incarnations(reader: _JobReader) -> Fact:
     learners = [reader.job.tapes[each] for each in reader.job.learners]
-    kills = sum(each.closed is None for each in learners)
+    kills = sum(each.closed is None and not reader.job.runs(each.incarnation) for each in learners)
     returns = len(learners) - len({actor_of(each.incarnation) for each in learners})
     said = f"{kills} killed, {returns} returned"
     return Fact("Learners", str(len(reader.learners)), said)

@@ -403,6 +403,8 @@ def _segment(
     tape = run.tape_of(content.incarnation)
     empty = content.end < content.begin
     how = f"ended: {tape.closed}" if tape.closed is not None else "its tape is not closed: killed"
+    runs = run.runs(content.incarnation)
+    how = "its tape has no end yet" if runs else how
     if tape.damage:
         how = f"its tape is damaged: {tape.damage}"
     notes = [Note(axis.place(at), n, kind, clip(said)) for at, n, kind, said in content.notes]
@@ -412,7 +414,7 @@ def _segment(
         end=0 if empty else axis.place(content.end),
         events=tape.events,
         how=clip(how),
-        killed=tape.closed is None,
+        killed=tape.closed is None and not runs,
         steps=_blocks(content, axis, names, blocks, finer) if content.steps else None,
         marks={kind: _thinned(found, axis, marks) for kind, found in content.marks.items()},
         notes=notes[:NOTES_MAX],

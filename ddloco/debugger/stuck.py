@@ -136,7 +136,7 @@ def _of_job(run: RecordedJob, ends: dict[str, ActorEnd], lead: str, status: obje
     gaps = [b - a for a, b in pairwise(times)]
     long_s = max(GAP_S, LONG_TIMES * median(gaps)) if gaps else GAP_S
     if end.ended:
-        verdict = f"nothing is stuck: the job has ended: {end.ended} ({end.event})"
+        verdict = f"the job has ended: {end.ended} ({end.event}); nothing is stuck"
     elif end.before_s > long_s:
         verdict = f"stuck: {lead} does nothing since {end.at:.2f} s, while others go on"
         return Stuck(verdict, (), tuple(_others(ends, [lead])), stuck=True)
@@ -175,7 +175,7 @@ def _of_actors(ends: dict[str, ActorEnd], told: dict[str, object]) -> Stuck:
     open_ = [each for each in ends.values() if not each.ended]
     if not open_:
         ended = tuple(ends.values())
-        return Stuck("nothing is stuck: every actor has ended", (), ended, stuck=False)
+        return Stuck("every actor has ended; nothing is stuck", (), ended, stuck=False)
     active = {
         who for who, status in told.items() if isinstance(status, ActorStatus) and _moves(status)
     }

@@ -1,7 +1,7 @@
 """What is missing of a run's tapes: whole tapes, their ends, their beginnings, and what is damaged.
 It is found from what the tapes have heard of others; nothing is executed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,16 @@ LISTED_MAX = 8
 """Gaps that are printed; a job may have a thousand learners."""
 
 
-def gaps_of(tapes: Sequence[Tape], path: Path) -> list[str]:
+def gaps_of(
+    tapes: Sequence[Tape], path: Path, growing: Callable[[str], bool] = lambda _: False
+) -> list[str]:
+    """Return what is missing or damaged, a line for each; the end of a tape that is still
+    ``growing`` is not."""
     gaps = [f"{name}: no tape" for name in missing_tapes(tapes, path)]
     gaps += [f"{each.incarnation}: {damage_said(each)}" for each in tapes if each.damage]
     for each in tapes:
         heard = max(other.heard.get(each.incarnation, 0) for other in tapes)
-        if each.closed is None and heard > each.events:
+        if each.closed is None and heard > each.events and not growing(each.incarnation):
             lost = f"events {each.events + 1} to {heard} are missing: others have heard of them"
             gaps.append(f"{each.incarnation}: {lost}")
     return gaps

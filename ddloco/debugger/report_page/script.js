@@ -1,7 +1,8 @@
 "use strict";
 // Draws the report from the data in this page. Texts of tapes are only ever set as text.
 (() => {
-  const DATA = JSON.parse(document.getElementById("data").textContent);
+  const source = document.getElementById("data"), live = source.dataset.live === "yes";
+  let DATA = JSON.parse(source.textContent), trained = false, painters = [];
   const page = document.getElementById("page"), tip = document.getElementById("tip");
   const LIGHT = ["#4269d0", "#c9851a", "#cc4f3f", "#3d968b", "#8661c1", "#5f8f3e", "#b8578f",
     "#7d6b58", "#2f7fb5", "#a07a1f"];
@@ -134,7 +135,7 @@
     const box = make("span", one, "", thin ? "swatch thin" : "swatch");
     const paint = () => { box.style.background = colour(); };
     paint();
-    night.addEventListener("change", () => setTimeout(paint));
+    painters.push(paint);
     make("span", one, text);
   };
   const showTip = (lines, x, y) => {
@@ -145,16 +146,62 @@
       if (line) make(i ? "div" : "b", i ? tip : make("div", tip), line);
     });
     tip.hidden = false;
+    placeTip(x, y);
+  };
+  const placeTip = (x, y) => {
     const box = tip.getBoundingClientRect();
     const left = x + 16 + box.width > innerWidth ? x - box.width - 14 : x + 16;
     const top = y + 18 + box.height > innerHeight ? y - box.height - 12 : y + 18;
     tip.style.left = `${Math.max(left, 6)}px`;
-    tip.style.top = `${Math.max(top, 6)}px`;
+    tip.style.top = `${Math.max(Math.min(top, innerHeight - box.height - 6), 6)}px`;
   };
   const pin = (on) => {
     pinned = on && !tip.hidden;
     tip.classList.toggle("pinned", pinned);
     if (!pinned) tip.hidden = true;
+  };
+  // What a text is about: commands that say more of it and, while a program serves the page, its
+  // story.
+  const about = (lines, run, ...of) => {
+    if (lines) lines.about = { run, of };
+    return lines;
+  };
+  const shell = (text) => /^[\w.:\/@%+=-]+$/.test(text) ? text
+    : `'${text.replaceAll("'", "'\\''")}'`;
+  const COMMANDS = {
+    merge: (run, t) => [`ddloco story ${run} merge:${t}`, `ddloco replay ${run} --until merge:${t} --shell`],
+    step: (run, who, n) => [`ddloco why ${run} step ${shell(who)} ${n}`,
+      `ddloco replay ${run} --until ${shell(`step:${who}:${n}`)} --shell`],
+    message: (run, event) => [`ddloco story ${run} ${shell(`message:${event}`)}`,
+      `ddloco replay ${run} --until ${shell(event)} --shell`],
+    event: (run, event) => [`ddloco why ${run} event ${shell(event)}`,
+      `ddloco replay ${run} --until ${shell(event)} --shell`],
+    actor: (run, who) => [`ddloco story ${run} ${shell(who)}`],
+  };
+  const detail = async (lines, x, y) => {
+    if (!lines || !lines.about) return;
+    const { run, of: [kind, ...rest] } = lines.about;
+    const box = make("div", tip, "", "more");
+    for (const text of COMMANDS[kind](run.path, ...rest)) make("code", box, text);
+    tip.dataset.about = [kind, ...rest].join(":");
+    placeTip(x, y);
+    if (!live) return;
+    const said = make("ul", box, "", "said"), mine = tip.dataset.about;
+    try {
+      const answer = await fetch(`story?of=${encodeURIComponent(mine)}`);
+      const told = await answer.json();
+      if (tip.dataset.about !== mine) return;
+      for (const line of told.lines) make("li", said, line);
+      placeTip(x, y);
+      tip.dataset.told = String(told.lines.length);
+    } catch { make("li", said, "the program that served this page has ended"); }
+  };
+  const pinAt = (lines, x, y) => {
+    pin(false);
+    tip.dataset.about = tip.dataset.told = "";
+    showTip(lines, x, y);
+    pin(true);
+    if (pinned) detail(lines, x, y);
   };
 
   // ---- Views and charts -------------------------------------------------------------------
@@ -173,6 +220,13 @@
     pan(by) { this.set(this.a + by, this.b + by); }
     reset() { this.set(this.min, this.max); }
     redraw() { for (const chart of this.charts) chart.later(); }
+    // Show what another view showed; if that was its end, this one's end.
+    keep(other) {
+      if (other.whole) return;
+      const ended = other.b >= other.max - (other.max - other.min) * 0.01;
+      const width = other.b - other.a;
+      if (ended) this.set(this.max - width, this.max); else this.set(other.a, other.b);
+    }
     get whole() { return this.b - this.a >= (this.max - this.min) * 0.9999; }
   }
 
@@ -282,11 +336,8 @@
         this.view.redraw();
       });
       canvas.addEventListener("pointerup", (event) => {
-        if (!moved) {
-          pin(false);
-          showTip(this.hover(event.offsetX, event.offsetY), event.clientX, event.clientY);
-          pin(true);
-        }
+        if (!moved)
+          pinAt(this.hover(event.offsetX, event.offsetY), event.clientX, event.clientY);
         from = null;
         canvas.classList.remove("dragged");
       });
@@ -551,63 +602,69 @@
       }
       for (const each of row.run.breaks)
         if (actorOf(each.event.split(":")[0]) === row.lane.actor
-          && Math.abs(each.at - value) < reach) return [each.text, each.event];
+          && Math.abs(each.at - value) < reach)
+          return about([each.text, each.event], row.run, "event", each.event);
       for (const part of row.lane.segments) {
-        const found = this.noted(part, value, reach, span);
+        const found = this.noted(row.run, part, value, reach, span);
         if (found) return found;
       }
       if (row.syncer) return this.merged(row, value, y, reach, span);
       for (const part of row.lane.segments) {
         if (value < part.begin - reach || value > part.end + reach) continue;
         if (y > row.y + 24 && !row.dense) {
-          const found = this.marked(part, value, y - row.y, reach, span);
+          const found = this.marked(row.run, part, value, y - row.y, reach, span);
           if (found) return found;
         }
         const gap = part.gaps.find((each) => each.at <= value && value <= each.to);
-        if (gap) return [gap.text, `${part.incarnation}: ${time(gap.at, span)} to `
-          + time(gap.to, span)];
+        if (gap) return about([gap.text, `${part.incarnation}: ${time(gap.at, span)} to `
+          + time(gap.to, span)], row.run, "actor", part.incarnation);
         return this.stepped(row.run, part, value, span);
       }
-      return [`${row.lane.actor} is not running`, time(value, span)];
+      return about([`${row.lane.actor} is not running`, time(value, span)], row.run, "actor",
+        row.lane.actor);
     }
-    noted(part, value, reach, span) {
+    noted(run, part, value, reach, span) {
       const note = part.notes.find((each) => Math.abs(each.at - value) < reach);
-      if (note) return [note.text, `${part.incarnation}:${note.n} at ${time(note.at, span)}`];
+      const event = note && `${part.incarnation}:${note.n}`;
+      if (note) return about([note.text, `${event} at ${time(note.at, span)}`], run, "event", event);
       if (Math.abs(part.end - value) < reach)
-        return [`${part.incarnation} ${part.how}`,
-          `${part.incarnation}:${part.events}, its last event, at ${time(part.end, span)}`];
+        return about([`${part.incarnation} ${part.how}`,
+          `${part.incarnation}:${part.events}, its last event, at ${time(part.end, span)}`],
+        run, "actor", part.incarnation);
       if (Math.abs(part.begin - value) < reach)
-        return [`${part.incarnation} starts`, `at ${time(part.begin, span)}`,
-          counted(part.events, "event")];
+        return about([`${part.incarnation} starts`, `at ${time(part.begin, span)}`,
+          counted(part.events, "event")], run, "actor", part.incarnation);
       return null;
     }
-    marked(part, value, y, reach, span) {
+    marked(run, part, value, y, reach, span) {
       const place = y < 31 ? 0 : y < 36 ? 1 : 2;
       const wanted = Object.keys(part.marks).find((name) => KINDS[name][1] === place);
       const m = part.marks[wanted];
       if (!m || !m.at.length) return null;
       const i = nearest(m.at, value);
       if (Math.abs(m.at[i] - value) > reach) return null;
-      const about = wanted !== "pulled" && wanted !== "received" ? ""
+      const of = wanted !== "pulled" && wanted !== "received" ? ""
         : `${wanted === "pulled" ? "for merge" : "version"} ${m.t[i]}, fragment ${m.p[i]}`;
       const shown = m.of > m.at.length ? `${m.at.length} of ${m.of} are shown` : "";
-      return [KINDS[wanted][0], about, `${part.incarnation}:${m.n[i]} at ${time(m.at[i], span)}`,
-        shown];
+      const event = `${part.incarnation}:${m.n[i]}`;
+      return about([KINDS[wanted][0], of, `${event} at ${time(m.at[i], span)}`, shown], run,
+        wanted === "worked" ? "event" : "message", event);
     }
     stepped(run, part, value, span) {
       const s = part.steps && level(part.steps, this.view, this.plot / BLOCK_PIXELS);
       if (!s || value < s.begun || value > s.end[s.end.length - 1])
-        return [part.incarnation, time(value, span)];
+        return about([part.incarnation, time(value, span)], run, "actor", part.incarnation);
       const i = at(s.end, value), begin = i ? s.end[i - 1] : s.begun;
       const before = i ? s.step[i - 1] : s.step[0] - Math.min(s.size, s.count);
       const size = Math.round(s.step[i] - before);
       const what = size > 1 ? `inner steps ${before + 1} to ${s.step[i]}`
         : `inner step ${s.step[i]}`;
-      return [`${part.incarnation}: ${what}`,
+      return about([`${part.incarnation}: ${what}`,
         `${size > 1 ? "mean loss" : "loss"} ${s.loss[i] === null ? "not finite"
           : number(s.loss[i], 6)}, took ${time(s.end[i] - begin, span)}`,
         `${part.incarnation}:${s.n[i]} at ${time(s.end[i], span)}`,
-        s === part.steps ? stepClock(run, part, i) : null];
+        s === part.steps ? stepClock(run, part, i) : null], run, "step", part.incarnation,
+      s.step[i]);
     }
     merged(row, value, y, reach, span) {
       const own = row.run.names.map((name) => actorOf(name) === row.lane.actor);
@@ -618,14 +675,15 @@
         if (b.row[i] === line && own[b.syncer[i]] && b.since[i] - reach <= value && value <= b.end[i] + reach
           && (found < 0 || Math.abs(b.end[i] - value) < Math.abs(b.end[found] - value)))
           found = i;
-      if (found < 0) return [row.lane.actor, time(value, span)];
+      if (found < 0)
+        return about([row.lane.actor, time(value, span)], row.run, "actor", row.lane.actor);
       const i = found, event = `${row.run.names[b.syncer[i]]}:${b.n[i]}`;
       const column = row.run.matrix.columns[row.run.columnOf.get(event)];
-      return [`merge ${b.t[i]}, fragment ${b.p[i]}: ${counted(b.took[i], "contribution")}`,
+      return about([`merge ${b.t[i]}, fragment ${b.p[i]}: ${counted(b.took[i], "contribution")}`,
         `waited: floor ${time(b.floor[i])}, quorum ${time(b.quorum[i])}, `
         + `grace ${time(b.grace[i])}; launch to merge ${time(b.flight[i])}`,
         `${event} at ${time(b.end[i], span)}`, ...(column ? column.repeats : []),
-        column ? clockText(pairsOf(column.clock), row.run.names) : ""];
+        column ? clockText(pairsOf(column.clock), row.run.names) : ""], row.run, "merge", b.t[i]);
     }
   }
 
@@ -887,13 +945,14 @@
       + (one.cosine === null ? "" : `, cosine ${number(one.cosine, 3)}`);
     const clock = clockText(pairsOf(column.clock), run.names);
     if (one.state === 1)
-      return [head, `weight ${number(one.weight)}, ${counted(one.steps, "step")}, `
+      return about([head, `weight ${number(one.weight)}, ${counted(one.steps, "step")}, `
         + `${counted(one.tokens, "token")} from version ${one.base} `
         + `(${column.t - one.base} behind)`, measured,
       one.wait === null ? "arrived before the tape begins"
-        : `arrived ${time(one.wait)} after the launch`, when, clock];
+        : `arrived ${time(one.wait)} after the launch`, when, clock], run, "merge", column.t);
     const said = run.matrix.reasons[one.reason] || "nothing is known of it";
-    return [`${head}: ${one.state === 2 ? "refused" : "absent"}`, said, measured, when, clock];
+    return about([`${head}: ${one.state === 2 ? "refused" : "absent"}`, said, measured, when,
+      clock], run, "merge", column.t);
   };
   const MEASURES = { weight: (one) => one.weight, norm: (one) => one.norm,
     steps: (one) => one.steps, staleness: (one, column) => column.t - one.base };
@@ -974,6 +1033,12 @@
       }
     }
     keyed(event) {
+      if (event.key === "Enter" && this.chosen) {
+        const box = this.canvas.getBoundingClientRect();
+        pinAt(cellText(this.run, ...this.at), box.left + this.x(this.at[1]),
+          box.top + (this.at[0] + 1) * this.high);
+        return;
+      }
       const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0],
         ArrowDown: [1, 0] }[event.key];
       if (!step || !event.shiftKey) { super.keyed(event); return; }
@@ -1016,6 +1081,10 @@
       const gaps = make("ul", page, "", "said");
       for (const line of run.gaps) make("li", gaps, line);
     }
+    if (run.now.length) {
+      const now = make("ul", page, "", "said now");
+      for (const line of run.now) make("li", now, line);
+    }
     const list = make("dl", page, "", "facts");
     for (const fact of run.facts) {
       const box = make("div", list, "", "fact");
@@ -1023,7 +1092,7 @@
       make("dd", box, fact.value, "value");
       if (fact.note) make("dd", box, fact.note, "note");
     }
-    if (run.breaks.length || run.findings.length > 1) {
+    if (run.findings.length) {
       const said = make("ul", page, "", "said");
       for (const line of run.findings) make("li", said, line);
     }
@@ -1041,8 +1110,6 @@
     if (run.matrix.rows.length <= 16) run.matrix.rows.forEach((name) =>
       key(bar, () => colourOf(run, name), name));
   };
-  // Programs of one's own have no learners, whose merges and losses the other charts show.
-  const trained = DATA.runs.some((run) => run.curves.length);
   const lanes = (runs, view) => {
     const { figure, bar } = section("What each actor did",
       "Wheel zooms, dragging moves, a double click shows all; a click keeps the text that "
@@ -1078,6 +1145,8 @@
     if (thinned.length) make("p", page, `Thinned: ${thinned.join(", ")}.`);
     return chart;
   };
+  // What people have chosen stays when the page is drawn again.
+  const keptMatrix = [];
   const matrices = (runs) => {
     for (const run of runs) {
       const m = run.matrix, thin = m.columns.length < m.of
@@ -1095,14 +1164,16 @@
       const names = Object.keys(MEASURES), buttons = names.map((name) => make("button", bar, name));
       const shade = make("span", bar, "");
       resetButton(bar, view);
-      const chart = new Matrix(figure, view, run);
+      const chart = new Matrix(figure, view, run), kept = keptMatrix[run.which];
       const press = (name) => {
         chart.measure(name);
+        keptMatrix[run.which] = { name, view };
         buttons.forEach((b) => b.setAttribute("aria-pressed", String(b.textContent === name)));
         shade.textContent = `from ${number(chart.low, 3)} (pale) to ${number(chart.top, 3)}`;
       };
       buttons.forEach((b) => b.addEventListener("click", () => press(b.textContent)));
-      press(chart.name);
+      press(kept ? kept.name : chart.name);
+      if (kept) view.keep(kept.view);
     }
   };
   const overTime = (runs, view) => {
@@ -1150,22 +1221,50 @@
     }
   };
 
+  let view = null;
+  const draw = () => {
+    DATA.runs.forEach(unpack);
+    for (const each of DATA.partings) {
+      each.one.at_s = each.one.at * DATA.runs[0].unit_s;
+      each.other.at_s = each.other.at * DATA.runs[1].unit_s;
+    }
+    const runs = DATA.runs, end = Math.max(...runs.map((run) => run.end_s), 1e-6);
+    const before = view, top = scrollY;
+    view = new View(-end * 0.005, end * 1.005, end * 1e-6);
+    if (before) view.keep(before);
+    // Programs of one's own have no learners, whose merges and losses the other charts show.
+    trained = runs.some((run) => run.curves.length);
+    page.replaceChildren();
+    [charts, painters] = [[], []];
+    for (const run of runs) summary(run);
+    differences();
+    lanes(runs, view);
+    if (trained) {
+      matrices(runs);
+      overTime(runs, view);
+      for (const run of runs) links(run);
+    }
+    if (before) scrollTo({ top, behavior: "instant" });
+  };
+  const FOLLOW_MS = 2000;
+  let known = 0;
+  const follow = async () => {
+    let said = "";
+    try {
+      const answer = await fetch(`data?known=${known}`);
+      if (answer.status === 200) {
+        const told = await answer.json();
+        [known, said] = [told.number, told.problem];
+        if (told.data) { DATA = told.data; draw(); }
+      }
+    } catch { said = "the program that served this page has ended; this is the last it said"; }
+    document.documentElement.dataset.known = String(known);
+    document.getElementById("problem").textContent = said;
+    setTimeout(follow, FOLLOW_MS);
+  };
+
   readColours();
-  DATA.runs.forEach(unpack);
-  for (const each of DATA.partings) {
-    each.one.at_s = each.one.at * DATA.runs[0].unit_s;
-    each.other.at_s = each.other.at * DATA.runs[1].unit_s;
-  }
-  const runs = DATA.runs, end = Math.max(...runs.map((run) => run.end_s), 1e-6);
-  const view = new View(-end * 0.005, end * 1.005, end * 1e-6);
-  for (const run of runs) summary(run);
-  differences();
-  lanes(runs, view);
-  if (trained) {
-    matrices(runs);
-    overTime(runs, view);
-    for (const run of runs) links(run);
-  }
+  draw();
   // "report.html#120-125" opens the page at these seconds.
   const stretch = () => {
     const found = /^#([\d.]+)-([\d.]+)$/.exec(location.hash);
@@ -1173,10 +1272,15 @@
   };
   stretch();
   addEventListener("hashchange", stretch);
-  night.addEventListener("change", () => { readColours(); charts.forEach((c) => c.later()); });
+  night.addEventListener("change", () => {
+    readColours();
+    charts.forEach((c) => c.later());
+    painters.forEach((paint) => paint());
+  });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") pin(false); });
   document.addEventListener("pointerdown", (event) => {
     if (pinned && !tip.contains(event.target) && event.target.tagName !== "CANVAS") pin(false);
   });
   document.documentElement.dataset.drawn = "yes";
+  if (live) follow();
 })();

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from itertools import accumulate
 
@@ -19,9 +18,8 @@ from ddloco.debugger.report import MARK, page_of
 from ddloco.debugger.report_data import Fact, report_data
 from ddloco.debugger.report_lanes import RawStep, _mean_loss
 from ddloco.debugger.timeline import clock_offsets
+from tests.browser import CHROMIUM, Browser
 from tests.hostile_text import CONTROL, PRINTABLE
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!-- <script> \u2028 & ']]>"
 
@@ -348,48 +346,36 @@ def test_two_runs_are_compared_at_their_first_difference(simulate, folder, ask, 
     assert same.partings == []
 
 
-def browse(page, *options):
-    """Opens a page without a window: the document at the end, and what was complained about."""
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    command += ["--enable-logging=stderr", "--virtual-time-budget=5000", *options]
-    done = subprocess.run(
-        [*command, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    )
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-@pytest.mark.parametrize("size", ["1280,800", "2560,1440"])
+@pytest.mark.parametrize("size", [(1280, 800), (2560, 1440)])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_a_browser_draws_it_without_complaint(simulate, folder, data, tmp_path, size, dark):
     """A report, one of two runs, and one with hostile texts are drawn; no script of a text runs."""
-    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
     two = report_data(open_job(folder), open_job(simulate("sync.quorum=3")))
     for name, shown in (("one", data), ("two", two), ("hostile", planted(data))):
-        page = tmp_path / f"{name}.html"
-        page.write_bytes(page_of(shown))
-        document, complaints = browse(page, f"--window-size={size}", *scheme)
-        assert complaints == []
-        assert 'data-drawn="yes"' in document
+        place = tmp_path / f"{name}.html"
+        place.write_bytes(page_of(shown))
+        with Browser(*size, dark=dark) as page:
+            page.go(place.as_uri())
+            document = page.value("document.documentElement.outerHTML")
+        assert page.complaints == []
         assert document.count("<canvas") >= 5
         assert "<title>owned" not in document
         assert "<img" not in document
 
 
-def drawn(page, where):
+def drawn(place, where):
     """What is drawn of a page at some seconds: the largest block of steps, points of losses."""
-    address = f"{page.as_uri()}#{where}"
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    command += ["--enable-logging=stderr", "--virtual-time-budget=5000", "--window-size=1280,800"]
-    done = subprocess.run(
-        [*command, address], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert [] == [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    size, points = (re.search(rf'data-{name}="(\d+)"', done.stdout) for name in ("steps", "points"))
-    assert size
-    assert points
-    return int(size[1]), int(points[1])
+    with Browser(1280, 800) as page:
+        page.go(f"{place.as_uri()}#{where}")
+        found = []
+        for name in ("steps", "points"):
+            canvas = f"document.querySelector('canvas[data-{name}]')"
+            page.wait(f"{canvas} !== null")
+            found.append(int(page.value(f"{canvas}.dataset.{name}")))
+    assert page.complaints == []
+    return found
 
 
 @pytest.mark.slow

@@ -45,7 +45,8 @@ def test_a_run_that_was_killed_while_it_merged_is_not_stuck(stalled, tmp_path, a
 def test_a_run_that_has_ended_is_not_stuck(run, folder, capsys):
     """It says how it ended, for people and as data."""
     [line] = stuck_at_end(run).lines()
-    assert line.startswith("nothing is stuck: the job has ended: done: ")
+    assert line.startswith("the job has ended: done: ")
+    assert line.endswith("; nothing is stuck")
     assert why(parser().parse_args(["why", str(folder), "stuck", "--json"])) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["stuck"], {each["ended"] for each in told["actors"]} >= {""}) == (False, False)
@@ -83,7 +84,7 @@ WAITING, WORKS = ActorStatus(), ActorStatus(work=("Sum",))
         ([end("a.1"), end("b.1")], [WAITING, WAITING], True, "and none is under way"),
         ([end("a.1"), end("b.1")], [WAITING, WORKS], False, "a.1, b.1 did not end"),
         ([end("a.1", "done: x"), end("b.1")], [WAITING, WAITING], True, "b.1 did not end: each"),
-        ([end("a.1", "done: x")], [WAITING], False, "nothing is stuck: every actor has ended"),
+        ([end("a.1", "done: x")], [WAITING], False, "every actor has ended; nothing is stuck"),
     ],
     ids=["all wait", "one works", "one has ended", "all have"],
 )
