@@ -23,6 +23,7 @@ from ddloco.cli.ask import complain, complain_of_tape
 from ddloco.debugger.divergence_screen import explained, screen
 from ddloco.debugger.learner_time import times_of
 from ddloco.debugger.merge_without import merge_without
+from ddloco.debugger.nondeterminism import sources_of
 from ddloco.debugger.recorded_job import RecordedJob, open_job, open_run
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
 from ddloco.debugger.watch import tensor_lines, watch
@@ -199,7 +200,8 @@ def _print_report(report: Report, given: argparse.Namespace, *, changed: bool) -
         print(note)
     if report.divergence is not None:
         options = ["--trust"] * given.trust + (["--task", given.task] if given.task else [])
-        lines = screen(report, given.folder, changed=changed, options=options)
+        sources = {} if given.task else sources_of(given.folder)
+        lines = screen(report, given.folder, changed=changed, options=options, sources=sources)
         console = SafeConsole()
         for line in lines:
             console.print(line, soft_wrap=True, highlight=False)

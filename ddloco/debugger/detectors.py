@@ -3,7 +3,7 @@ evidence and is quiet if there is nothing to say; none of them says who is to bl
 losses (``loss_analysis``)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations, pairwise
+from itertools import combinations
 from statistics import median
 
 from msgspec import Struct
@@ -15,10 +15,12 @@ from ddloco.debugger.loss_analysis import analyse_losses, went_back
 from ddloco.debugger.not_finite import signs_of_learners
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.wording import listed
-from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
+from ddloco.job.protocol.messages import GlobalFragment
+from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES, StepFinished
 from ddloco.machines.syncer.apart import far_held_out
 from ddloco.monitoring.status_view import seconds
 from ddloco.stage.process.run_identity import apart
+from transport import MessageArrived
 
 LOSSES = "losses"
 """The detector of losses that left their band."""
@@ -131,14 +133,16 @@ def _tensors(run: RecordedJob) -> Iterator[Found]:
     plan = run.plan
     if plan is None:
         return
+    of = [p for p, fragment in enumerate(plan.fragments) for _ in fragment]
     names = [leaf.name for fragment in plan.fragments for leaf in fragment]
-    still = {who: share for who in run.learners if (share := _still_of(run, who, len(names)))}
+    still = {who: _still_of(run, who, of) for who in run.learners}
     for who, own in still.items():
         others = [share for each, share in still.items() if actor_of(each) != actor_of(who)]
         stand = [
             name
             for at, name in enumerate(names)
-            if own[at] >= STANDS_SHARE and any(each[at] <= MOVES_SHARE for each in others)
+            if own.get(at, 0.0) >= STANDS_SHARE
+            and any(each.get(at, 1.0) <= MOVES_SHARE for each in others)
         ]
         if stand:
             were = "as they were" if stand[1:] else "as it was"
@@ -146,18 +150,35 @@ def _tensors(run: RecordedJob) -> Iterator[Found]:
             yield Found("tensors", (said,), who)
 
 
-def _still_of(run: RecordedJob, learner: str, tensors: int) -> list[float]:
-    """For each tensor, the share of a learner's last updates that left it as it was; empty if there
-    are too few."""
-    found = [each.tensors for _, each in run.finished(learner) if each.tensors]
-    pairs = list(pairwise(found))[-LAST_STEPS:]
+def _still_of(run: RecordedJob, learner: str, of: Sequence[int]) -> dict[int, float]:
+    """For each tensor, by its place, the share of a learner's last updates that left it as it was;
+    without those of which there are too few. Updates before which a version of the tensor's
+    fragment was installed say nothing: ``of`` has the fragments."""
     width = TENSOR_DIGEST_BYTES
-    if len(pairs) < STEPS_MIN or any(len(each) != tensors * width for each in found):
-        return []
-    places = [slice(at * width, (at + 1) * width) for at in range(tensors)]
-    return [
-        sum(one[place] == other[place] for one, other in pairs) / len(pairs) for place in places
-    ]
+    kept: list[list[bool]] = [[] for _ in of]
+    for installed, before, after in _updates(run, learner):
+        if len(before) == len(after) == width * len(of):
+            for at, p in enumerate(of):
+                if p not in installed:
+                    place = slice(at * width, (at + 1) * width)
+                    kept[at].append(before[place] == after[place])
+    last = {at: each[-LAST_STEPS:] for at, each in enumerate(kept)}
+    return {at: sum(each) / len(each) for at, each in last.items() if len(each) >= STEPS_MIN}
+
+
+def _updates(run: RecordedJob, learner: str) -> Iterator[tuple[set[int], bytes, bytes]]:
+    """Yield of each of a learner's requests of steps the fragments of which a version may have been
+    installed before it, and the digests of all tensors before and after. A request begins when the
+    one before it is finished, with all that has come by then."""
+    came: set[int] = set()
+    taken: set[int] = set()
+    before = b""
+    for _, event in run.events(learner, StepFinished, MessageArrived):
+        if isinstance(event, MessageArrived) and isinstance(event.body, GlobalFragment):
+            came.add(event.body.fragment)
+        elif isinstance(event, StepFinished):
+            yield taken, before, event.tensors
+            before, taken, came = event.tensors, came, set()
 
 
 def _settings(run: RecordedJob) -> Iterator[Found]:
@@ -209,9 +230,9 @@ def _merged(run: RecordedJob) -> Iterator[Found]:
 def _time(run: RecordedJob) -> Iterator[Found]:
     """Learners that wait for data, or were stopped, far longer than the others."""
     times = times_of(run)
-    usual = median(each.share("data") for each in times) if times else 0.0
+    usual = median(each.data_share for each in times) if times else 0.0
     for each in times:
-        share = each.share("data")
+        share = each.data_share
         if share >= DATA_SHARE and (len(times) == 1 or share >= DATA_TIMES * usual):
             others = f"; of the median learner {usual:.0%}" if times[1:] else ""
             said = f"{each.learner} waits for data {share:.0%} of its time{_of_step(each)}{others}"
@@ -233,7 +254,8 @@ def _held_back(run: RecordedJob) -> Iterator[Found]:
 
 
 def _of_step(each: LearnerTime) -> str:
-    data_s, step_s = (1000 * all_s / max(each.steps, 1) for all_s in (each.spent.data, each.sum_s))
+    spent = each.spent.data, each.stepping_s
+    data_s, step_s = (1000 * all_s / max(each.steps, 1) for all_s in spent)
     return f" ({data_s:.3g} of {step_s:.3g} ms a step)"
 
 

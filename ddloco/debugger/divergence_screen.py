@@ -2,13 +2,14 @@
 that differ, what was equal until then, the usual cause, and the command that shows more of it."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
+from ddloco.debugger.nondeterminism import uses_in
 from ddloco.debugger.wording import body_phrase, clipped, phrase
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.work import (
@@ -29,6 +30,7 @@ from ddloco.replayer.report import Report
 from ddloco.stage.actors.effects import Observe, Work
 from ddloco.stage.actors.events import Captured, Computed, Restored
 from ddloco.stage.process.terminal import quoted
+from ddloco.stage.programs.user_actor import handler_of
 from replay import Divergence
 from transport import MessageArrived, SetTimer, Transmit
 
@@ -60,6 +62,12 @@ CAUSES: dict[Kind, str] = {
     "SETUP": "The task, or what was found on the disk, is not that of the run.",
 }
 """What such a difference usually comes from, where nothing else is known to differ."""
+
+OF_SOURCE = frozenset({"DATA", "ARITHMETIC", "DECISION"})
+"""Kinds whose cause may be in the user's source."""
+
+USES_MAX, STREAM = 2, frozenset({"next", "batches", "__iter__"})
+"""Calls that are named as a possible cause, and where a stream draws its batches."""
 
 NAMES = {
     "theta": "parameters",
@@ -121,11 +129,16 @@ def explained(found: Divergence, report: Report) -> Explained:
 
 
 def screen(
-    report: Report, folder: Path | str, *, changed: bool = False, options: Sequence[str] = ()
+    report: Report,
+    folder: Path | str,
+    *,
+    changed: bool = False,
+    options: Sequence[str] = (),
+    sources: Mapping[str, str] = {},
 ) -> list[str]:
     """Return the lines about a replay with a difference. ``changed`` says whether source, versions
     or flags differ, which was said before; the command is for this run folder and these
-    ``options``."""
+    ``options``. ``sources`` are files of the user's, by name, in which the cause may be."""
     first, *others = report.divergences
     said = explained(first, report)
     where = f"(event {first.actor}:{first.number})"
@@ -137,6 +150,8 @@ def screen(
         lines += _entry("not compared", f"what follows from it, on {names}", 1)
     cause = "look first at what differs from the recording, named above." if changed else said.cause
     lines += textwrap.wrap(f"cause: {cause}", WIDTH, subsequent_indent="  ")
+    if not changed and said.kind in OF_SOURCE:
+        lines += _uses(first, sources)
     if others:
         count = len(report.divergences)
         lines.append(f"The first of {count:,} that do not follow from each other; the next:")
@@ -239,6 +254,17 @@ def _result(found: Divergence) -> str:
             return f"inner step {step}"
         case _:
             return _name(type(found.happened).__name__)
+
+
+def _uses(found: Divergence, sources: Mapping[str, str]) -> list[str]:
+    """What in the user's source may be the cause; those first that are where it was decided."""
+    event: Any = found.happened
+    near = {handler_of(type(event.body))} if isinstance(event, MessageArrived) else STREAM
+    uses = sorted(uses_in(sources), key=lambda use: use.function.rpartition(".")[2] not in near)
+    lines = [clipped(f"  {use}", WIDTH) for use in uses[:USES_MAX]]
+    more = len(uses) - len(lines)
+    said = f"it may be one of these{f', and {more} more like them' if more > 0 else ''}:"
+    return [said, *lines] if lines else []
 
 
 def _of_message(found: Divergence, then: Any, now: Any) -> Found:

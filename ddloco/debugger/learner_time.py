@@ -48,6 +48,15 @@ class LearnerTime(Struct, frozen=True):
     def sum_s(self) -> float:
         return sum(astuple(self.spent))
 
+    @property
+    def stepping_s(self) -> float:
+        """Without what comes once: compiling, and the wait for the first parameters."""
+        return self.sum_s - self.spent.compiling - self.spent.parameters
+
+    @property
+    def data_share(self) -> float:
+        return self.spent.data / self.stepping_s if self.stepping_s > 0 else 0.0
+
     def line(self) -> str:
         parts: list[Part] = [each for each in WORDS if self.share(each) >= LEAST_SHARE]
         ordered = sorted(parts, key=lambda each: -self.share(each))

@@ -53,6 +53,10 @@ BEYOND_DOUBT = 30.0
 """From so many times on, a contribution is suspect though no loss broke: it may have been refused,
 or merged with little weight. Contributions of sound learners stay below a tenth of it."""
 
+LONG_MIN, OTHERS_TIMES = 8, 4
+"""So many contributions of a learner stand out, most of those since the first, and so many times as
+many as of any other: then it is suspect though none is beyond doubt and no loss broke."""
+
 LASTS_STEPS, LASTS_STEPS_MIN, LASTS_SHARE = 64, 6, 0.5
 """A break is for good if this share of the losses of so many steps is outside the band; near a
 tape's end of fewer, but not below the least number, which would tell nothing."""
@@ -203,6 +207,9 @@ def _suspect(
     learner, otherwise = counts_otherwise(counted)
     if learner:
         return learner, otherwise
+    persistent = _stands_out_for_long(run, outliers)
+    if persistent[0]:
+        return persistent
     firsts = [each for each in breaks if each.first]
     if not firsts:
         return "", ""
@@ -234,6 +241,31 @@ def _suspect(
     if went_back(run, first):
         return "", "that loss rose where a version without its newest steps took their place"
     return first.learner, "its loss broke first, and nothing that it had received stands out"
+
+
+def _stands_out_for_long(run: RecordedJob, outliers: Sequence[Outlier]) -> tuple[str, str]:
+    """Return the one learner of which contribution after contribution stands out, and that in
+    words; nobody if it is not most of them, or others have such, too."""
+    by_learner: dict[str, list[Outlier]] = {}
+    for each in outliers:
+        by_learner.setdefault(each.learner, []).append(each)
+    if not by_learner:
+        return "", ""
+    learner = max(by_learner, key=lambda each: len(by_learner[each]))
+    own = by_learner.pop(learner)
+    others = max(map(len, by_learner.values()), default=0)
+    since = min(each.t for each in own)
+    whole = sum(
+        each.learner == learner
+        for merge in run.merges()
+        if merge.t >= since
+        for each in (*merge.contributions, *merge.refused)
+    )
+    if len(own) < LONG_MIN or 2 * len(own) < whole or OTHERS_TIMES * others > len(own):
+        return "", ""
+    times = median(each.times for each in own)
+    said = f"{len(own)} of its {whole} contributions since merge {since} have {times:.3g} times"
+    return learner, f"{said} the usual norm (the median)"
 
 
 def went_back(run: RecordedJob, found: Break) -> bool:

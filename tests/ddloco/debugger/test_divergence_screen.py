@@ -130,7 +130,10 @@ def test_only_the_characters_that_differ_are_marked():
 def test_further_differences_are_counted_and_the_next_is_named():
     """Those that do not follow from each other; where settings differ the cause is there."""
     report = Report(divergences=list(CASES.values()))
-    lines = screen(report, "run", changed=True)
+    sources = {"acts.py": "import time\nx = time.time()"}
+    assert "time.time(), a clock" in "\n".join(screen(report, "run", sources=sources))
+    lines = screen(report, "run", changed=True, sources=sources)
+    assert "time.time()" not in "\n".join(lines)
     assert f"The first of {len(CASES)} that do not follow from each other; the next:" in lines
     assert "  DIFFERENT DATA: the batch of inner step 8 of learner-0.1" in lines
     assert "cause: look first at what differs from the recording, named above." in lines
