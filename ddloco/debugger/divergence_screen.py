@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from ddloco.debugger.comparison_table import ROWS_MAX, WIDTH, Row, entry, table, title_lines
 from ddloco.debugger.nondeterminism import uses_in
 from ddloco.debugger.wording import body_phrase, clipped, phrase
 from ddloco.job.protocol.events import Started
@@ -35,18 +36,6 @@ from replay import Divergence
 from transport import MessageArrived, SetTimer, Transmit
 
 Kind = Literal["DATA", "ARITHMETIC", "DECISION", "MESSAGE", "SETUP"]
-
-WIDTH = 80
-"""Columns of a line; a command may be longer, so that it can be pasted."""
-
-VALUE = 30
-"""Columns of a value."""
-
-ROWS_MAX = 3
-"""Fields that are shown; how many more differ is said."""
-
-LABEL = "              "
-"""Where a line's text begins."""
 
 CAUSES: dict[Kind, str] = {
     "DATA": "The task's stream brought something else for the same data shard and position. It "
@@ -80,16 +69,6 @@ NAMES = {
     "step_s": "step time, s",
 }
 """Fields by the words of the field's users."""
-
-
-class Row(Struct, frozen=True):
-    """A value that differs: its name, and as recorded and replayed. ``marked`` if the characters
-    that differ are worth showing, which those of a digest are not."""
-
-    name: str
-    recorded: str
-    replayed: str
-    marked: bool = False
 
 
 class Explained(Struct, frozen=True):
@@ -142,12 +121,12 @@ def screen(
     first, *others = report.divergences
     said = explained(first, report)
     where = f"(event {first.actor}:{first.number})"
-    lines = _title(said.title, where)
-    lines += list(_table(said.rows))
-    lines += _entry("equal", "; ".join(said.equal), 2)
+    lines = title_lines(said.title, where)
+    lines += list(table(said.rows))
+    lines += entry("equal", "; ".join(said.equal), 2)
     if report.dependent:
         names = ", ".join(sorted(report.dependent))
-        lines += _entry("not compared", f"what follows from it, on {names}", 1)
+        lines += entry("not compared", f"what follows from it, on {names}", 1)
     cause = "look first at what differs from the recording, named above." if changed else said.cause
     lines += textwrap.wrap(f"cause: {cause}", WIDTH, subsequent_indent="  ")
     if not changed and said.kind in OF_SOURCE:
@@ -392,58 +371,3 @@ def _before(found: Divergence, report: Report) -> str:
 
 def _counted(number: int, names: str) -> str:
     return f"{number:,} {names.removesuffix('s') if number == 1 else names}"
-
-
-# Lines.
-
-
-def _title(title: str, where: str) -> list[str]:
-    if len(title) + len(where) + 2 <= WIDTH:
-        return [f"{title}{where:>{WIDTH - len(title)}}"]
-    lines = textwrap.wrap(title, WIDTH, subsequent_indent="  ", max_lines=2)
-    if len(lines[-1]) + len(where) + 2 <= WIDTH:
-        return [*lines[:-1], f"{lines[-1]}{where:>{WIDTH - len(lines[-1])}}"]
-    return [clipped(lines[0], WIDTH), f"{where:>{WIDTH}}"]
-
-
-def _table(rows: Sequence[Row]) -> Iterator[str]:
-    if not rows:
-        return
-    yield f"{LABEL}{'recorded':<{VALUE}}  replayed"
-    for row in rows[:ROWS_MAX]:
-        at = _first_difference(row.recorded, row.replayed)
-        one, two = (_window(text, at) for text in (row.recorded, row.replayed))
-        room = len(LABEL) - 3
-        name = row.name if len(row.name) <= room else f"..{row.name[2 - room :]}"
-        yield f"  {name:<{room + 1}}{one:<{VALUE}}  {two}".rstrip()
-        if row.marked and one != two and len(rows) == 1:
-            at = _first_difference(one, two)
-            marks = f"{' ' * at}{'^' * max(len(one) - at, 1)}"
-            yield f"{LABEL}{marks:<{VALUE}}  {' ' * at}{'^' * max(len(two) - at, 1)}"
-    if len(rows) > ROWS_MAX:
-        yield f"  and {len(rows) - ROWS_MAX:,} more"
-
-
-def _first_difference(one: str, two: str) -> int:
-    pairs = enumerate(zip(one, two, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(two)))
-
-
-def _window(text: str, at: int) -> str:
-    """As much of a text as fits, with its character number ``at``."""
-    if len(text) <= VALUE:
-        return text
-    begin = max(0, min(at - VALUE // 2, len(text) - VALUE + 3))
-    return clipped(f"...{text[begin + 3 :]}" if begin else text, VALUE)
-
-
-def _entry(name: str, text: str, lines: int) -> list[str]:
-    first = f"  {name:<{len(LABEL) - 2}}" if len(name) < len(LABEL) - 2 else f"  {name}  "
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=LABEL,
-        max_lines=lines,
-        placeholder=" ...",
-    )

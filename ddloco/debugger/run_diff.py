@@ -2,6 +2,7 @@
 
 import math
 import struct
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -9,6 +10,8 @@ from msgspec import Struct
 
 from clocks import actor_of
 from ddloco.debugger.alignment import AlignedRun, Alignment, Item, Key, first_differences
+from ddloco.debugger.comparison_table import WIDTH, Row, entry, table, title_lines
+from ddloco.debugger.divergence_screen import CAUSES
 from ddloco.debugger.event_alignment import AlignedEvents, event_difference
 from ddloco.debugger.learner_time import times_apart
 from ddloco.debugger.merge_processes import merges_in
@@ -21,6 +24,15 @@ from ddloco.replayer.what_if import change_of
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.run_identity import DDLOCO, SOURCE, changes
 from ddloco.workers.task_sources import changed_lines, kept_sources
+
+RECORDED = "The same inputs led to another result; what was recorded differently is named below."
+
+TIMING = (
+    "Arrival times or pacing decided otherwise, which nothing computed. A run along the tapes of "
+    "the other one has the same: ddloco run --schedule."
+)
+
+WHY = {"data": CAUSES["DATA"], "arithmetic": CAUSES["ARITHMETIC"], "timing": TIMING}
 
 Class = Literal["data", "arithmetic", "timing", "code", "environment", "configuration"]
 """What kind of difference it is. data: another batch. timing: arrival times or pacing decided
@@ -37,6 +49,17 @@ class Difference(Struct, frozen=True):
     detail: str
     one: str
     other: str
+    values: tuple[Row, ...] = ()
+
+    def lines(self, names: tuple[str, str]) -> list[str]:
+        """Return it as the screen of a replay that differs has it, of runs with these names."""
+        events = Row("shown at", self.one, self.other)
+        lines = title_lines(f"DIFFERENT {self.kind.upper()}: {self.what}", "")
+        lines += table([*self.values, events], names)
+        lines += [] if self.values else entry("how", self.detail, 4)
+        lines += entry("equal", "everything that it was computed from", 1)
+        cause = WHY.get(self.kind, RECORDED)
+        return [*lines, *textwrap.wrap(f"cause: {cause}", WIDTH, subsequent_indent="  ")]
 
 
 class Distance(Struct, frozen=True):
@@ -68,6 +91,7 @@ class RunDiff(Struct, frozen=True):
         computations: of how many computations with equal inputs the results are equal, in words.
         times: for which learners a step took far longer in one run, in words; this makes no
             difference.
+        names: of the two run folders.
     """
 
     equal: int
@@ -82,6 +106,7 @@ class RunDiff(Struct, frozen=True):
     notes: tuple[str, ...] = ()
     computations: tuple[str, ...] = ()
     times: tuple[str, ...] = ()
+    names: tuple[str, str] = ("the one", "the other")
 
     @property
     def same(self) -> bool:
@@ -89,19 +114,18 @@ class RunDiff(Struct, frozen=True):
         return not (self.differing or self.only or self.notes)
 
     def lines(self) -> list[str]:
-        lines = [f"recorded differently: {each}" for each in self.recorded[:LISTED_MAX]]
-        lines += self.notes
+        recorded = [f"recorded differently: {each}" for each in self.recorded[:LISTED_MAX]]
+        recorded += self.notes
         if self.same:
-            return [*lines, f"equal: {self.equal:,} {self.compared}, to the bit", *self.times]
-        lines += self.batches
-        for position, each in enumerate(self.first[:LISTED_MAX]):
-            order = "first difference" if not position else "also, independent of it"
-            lines.append(f"{order}: {each.what}: {each.detail}; cause: {each.kind}")
-            lines.append(f"    {each.one} in the one, {each.other} in the other")
-        more = len(self.first) - LISTED_MAX
-        lines += [f"and {more} more"] if more > 0 else []
-        if self.first:
-            lines.append("everything that these were computed from is equal in both runs")
+            return [*recorded, f"equal: {self.equal:,} {self.compared}, to the bit", *self.times]
+        lines: list[str] = []
+        for each in self.first[:1]:
+            lines += each.lines(self.names)
+        more = len(self.first) - 1
+        if more > 0:
+            lines.append(f"{more:,} more that do not follow from it or from each other:")
+        lines += [f"  {each.what}; cause: {each.kind}" for each in self.first[1:LISTED_MAX]]
+        lines += [*recorded, *self.batches]
         lines += [*self.computations, *self.only]
         lines += [each.line() for each in self.distances]
         if self.held_out is not None:
@@ -141,7 +165,13 @@ def compare(one: RecordedRun, other: RecordedRun, processes: int = 1) -> RunDiff
         notes=(*mine.notes, *theirs.notes),
         computations=tuple(_computations(mine, theirs)),
         times=tuple(_times(one, other)),
+        names=_names_of(one, other),
     )
+
+
+def _names_of(one: RecordedRun, other: RecordedRun) -> tuple[str, str]:
+    mine, theirs = (run_folder_of(run.path).resolve().name for run in (one, other))
+    return (mine, theirs) if mine != theirs else ("the one", "the other")
 
 
 def _times(one: RecordedRun, other: RecordedRun) -> list[str]:
@@ -182,21 +212,25 @@ def _difference(
 ) -> Difference:
     one, other = mine.items[key], theirs.items[key]
     kind: Class
+    values: tuple[Row, ...] = ()
     if key.kind in {"event", "computation"}:
         rest, detail = event_difference(key, one, other, runs)
         kind = _kind(key, recorded)
         if rest == "other event" or (rest == "other effects" and kind == "arithmetic"):
             kind = "timing"  # Of the same events only their times were not compared.
     elif one.decided != other.decided:
-        kind, detail = "timing", _decided(key, one.decided, other.decided)
+        label, x, y = _decided(key, one.decided, other.decided)
+        kind, values = "timing", (Row(label, x, y),)
+        detail = f"{label} {x} in the one, {y} in the other"
     elif key.kind == "batch":
         kind = "code" if {each for each, _ in recorded} == {"code"} else "data"
         [x], [y] = one.computed, other.computed
         detail = f"batch {x.hex()[:12]} in the one, {y.hex()[:12]} in the other"
+        values = (Row("batch", x.hex()[:12], y.hex()[:12]),)
     else:
         kind = _kind(key, recorded)
         detail = _computed(key, mine, theirs)
-    return Difference(str(key), kind, detail, one.event, other.event)
+    return Difference(str(key), kind, detail, one.event, other.event, values)
 
 
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -226,19 +260,20 @@ def _kind(key: Key, recorded: Sequence[tuple[Class, str]]) -> Class:
     return "arithmetic"
 
 
-def _decided(key: Key, one: tuple[Any, ...], other: tuple[Any, ...]) -> str:
+def _decided(key: Key, one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[str, str, str]:
+    """What was decided, and how in each run."""
     match key.kind:
         case "merge":
-            return f"took {_names(one)} in the one, {_names(other)} in the other"
+            return "took", _names(one), _names(other)
         case "install":
-            return f"{_versions(one)} in the one, {_versions(other)} in the other"
+            return "installed", _versions(one), _versions(other)
         case "batch":
-            return f"after {one[:1]} batches in the one, {other[:1]} in the other"
+            return "after", f"{one[0]} batches", f"{other[0]} batches"
         case "step":
-            return f"with the state of {one} in the one, of {other} in the other"
+            return "with", f"the state of {one}", f"the state of {other}"
         case _:
             mine, theirs = (f"version {d[0]}, after step {d[1]}" for d in (one, other))
-            return f"trained from {mine} in the one, from {theirs} in the other"
+            return "trained from", mine, theirs
 
 
 def _computed(key: Key, mine: Alignment, theirs: Alignment) -> str:

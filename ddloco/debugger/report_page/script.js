@@ -1100,11 +1100,7 @@
   const differences = () => {
     if (DATA.runs.length < 2) return;
     make("h2", page, DATA.same ? "The runs are equal" : "Where the runs part");
-    const said = make("ul", page, "", "said");
-    for (const line of DATA.lines) {
-      if (line.startsWith(" ") && said.lastChild) said.lastChild.append(`: ${line.trim()}`);
-      else make("li", said, line);
-    }
+    make("pre", page, DATA.lines.join("\n"));
   };
   const learnerKeys = (bar, run) => {
     if (run.matrix.rows.length <= 16) run.matrix.rows.forEach((name) =>

@@ -339,7 +339,7 @@ def test_two_runs_are_compared_at_their_first_difference(simulate, folder, ask, 
     first = found.partings[0]
     assert first.what == "merge 4 (fragment 1)"
     assert 0 < first.one.at <= found.runs[0].end
-    assert any("first difference: merge 4" in line for line in found.lines)
+    assert found.lines[0].startswith("DIFFERENT TIMING: merge 4 (fragment 1)")
     assert ask(folder, "--compare", other, "--out", tmp_path / "two.html")[0] == 0
     same = report_data(open_job(folder), open_job(folder))
     assert same.same

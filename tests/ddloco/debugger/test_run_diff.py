@@ -165,7 +165,12 @@ def test_another_seed_of_the_times_is_a_difference_of_timing(first, simulate):
     """Who arrives when decides otherwise; what was computed before is equal."""
     found = compare(open_job(first), open_job(simulate(*SMALL, "scenario.seed=9")))
     assert {each.kind for each in found.first} == {"timing"}
-    assert any("took" in line or "after step" in line for line in found.lines())
+    lines = found.lines()
+    assert lines[0].startswith("DIFFERENT TIMING: ")
+    assert lines[2].split()[0] in {"took", "trained", "installed"}, lines
+    assert "Arrival times or pacing decided otherwise" in " ".join(lines)
+    table = lines[: next(n for n, line in enumerate(lines) if line.startswith("cause: "))]
+    assert max(map(len, table)) <= 80
 
 
 def test_a_run_that_ends_early_is_said_to(first, simulate):
