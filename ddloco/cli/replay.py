@@ -24,6 +24,7 @@ from ddloco.debugger.divergence_screen import explained, screen
 from ddloco.debugger.learner_time import times_of
 from ddloco.debugger.merge_without import merge_without
 from ddloco.debugger.nondeterminism import sources_of
+from ddloco.debugger.recorded_effects import Told, recorded_effects
 from ddloco.debugger.recorded_job import RecordedJob, open_job, open_run
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
 from ddloco.debugger.watch import tensor_lines, watch
@@ -200,8 +201,18 @@ def _print_report(report: Report, given: argparse.Namespace, *, changed: bool) -
         print(note)
     if report.divergence is not None:
         options = ["--trust"] * given.trust + (["--task", given.task] if given.task else [])
-        sources = {} if given.task else sources_of(given.folder)
-        lines = screen(report, given.folder, changed=changed, options=options, sources=sources)
+        first, recorded = report.divergence, list[Told]()
+        if first.aspect == "effects":
+            where = first.actor, first.number
+            recorded = recorded_effects(given.folder, *where, trust=given.trust)
+        lines = screen(
+            report,
+            given.folder,
+            changed=changed,
+            options=options,
+            sources={} if given.task else sources_of(given.folder),
+            recorded=recorded,
+        )
         console = SafeConsole()
         for line in lines:
             console.print(line, soft_wrap=True, highlight=False)

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from ddloco.debugger.comparison_table import ROWS_MAX, WIDTH, Row, entry, table, title_lines
 from ddloco.debugger.nondeterminism import uses_in
+from ddloco.debugger.recorded_effects import Told, compared
 from ddloco.debugger.wording import body_phrase, clipped, phrase
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.work import (
@@ -92,8 +93,9 @@ class Explained(Struct, frozen=True):
         return f"DIFFERENT {self.kind}: {self.what}"
 
 
-def explained(found: Divergence, report: Report) -> Explained:
-    kind, what, rows, same_too = _found(found)
+def explained(found: Divergence, report: Report, recorded: Sequence[Told] = ()) -> Explained:
+    """Return a difference in words; ``recorded`` is what the run tells of the event's effects."""
+    kind, what, rows, same_too = _found(found, recorded)
     cause = found.hint if isinstance(found.values[0], StepFinished) and _corrupt(found) else ""
     event = f"{found.actor}:{found.number}"
     command: tuple[Sequence[str], Sequence[str]]
@@ -114,12 +116,14 @@ def screen(
     changed: bool = False,
     options: Sequence[str] = (),
     sources: Mapping[str, str] = {},
+    recorded: Sequence[Told] = (),
 ) -> list[str]:
     """Return the lines about a replay with a difference. ``changed`` says whether source, versions
     or flags differ, which was said before; the command is for this run folder and these
-    ``options``. ``sources`` are files of the user's, by name, in which the cause may be."""
+    ``options``. ``sources`` are files of the user's, by name, in which the cause may be;
+    ``recorded`` is what the run tells of the effects of the first difference's event."""
     first, *others = report.divergences
-    said = explained(first, report)
+    said = explained(first, report, recorded)
     where = f"(event {first.actor}:{first.number})"
     lines = title_lines(said.title, where)
     lines += list(table(said.rows))
@@ -148,13 +152,13 @@ def screen(
 Found = tuple[Kind, str, list[Row], list[str]]
 
 
-def _found(found: Divergence) -> Found:
+def _found(found: Divergence, recorded: Sequence[Told] = ()) -> Found:
     event, (then, now) = found.happened, found.values
     match found.aspect:
         case "message":
             return _of_message(found, then, now)
         case "effects":
-            return _of_decision(found, then, now)
+            return _of_decision(found, then, now, recorded)
         case "clock":
             what = f"how {found.actor} counts events at {phrase(event)}"
             return "DECISION", what, list(_rows(then, now)), []
@@ -263,8 +267,15 @@ def _of_message(found: Divergence, then: Any, now: Any) -> Found:
     return "MESSAGE", what, list(_rows(then, now)), _equal_fields(then, now)
 
 
-def _of_decision(found: Divergence, count: int, effects: Sequence[Any]) -> Found:
+def _of_decision(
+    found: Divergence, count: int, effects: Sequence[Any], recorded: Sequence[Told]
+) -> Found:
     what = f"what {found.actor} does on {phrase(found.happened)}"
+    if recorded:
+        differ, same = compared(recorded, effects)
+        rows = [Row(kind, then, now, marked=True) for kind, then, now in differ]
+        equal = [f"{same:,} of {count:,} effects"] if same else []
+        return "DECISION", what, rows, [*equal, "the event and its clock"]
     said = [_effect(each) for each in effects]
     rows = [Row("effects", f"{count:,}", f"{len(said):,}, with another digest")]
     rows += [Row(f"  {n}", "only a digest is on the tape", text) for n, text in enumerate(said, 1)]

@@ -11,6 +11,7 @@ with it for long unharmed; or it is beyond any doubt; or it counts tokens otherw
 import math
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from statistics import median
 from typing import NamedTuple
 
@@ -46,12 +47,16 @@ STANDS_OUT = 4.0
 """How many times the norm that is expected from the others' contributions stands out."""
 
 NOTHING = 0.01
-"""A norm below this share of what was usual in the first merges of its fragment moves the model by
+"""A norm below this share of the largest of the first merges of its fragment moves the model by
 next to nothing: where losses are that of noise, its norm is not compared with that of noise."""
 
 BEYOND_DOUBT = 30.0
 """From so many times on, a contribution is suspect though no loss broke: it may have been refused,
 or merged with little weight. Contributions of sound learners stay below a tenth of it."""
+
+LEAP_TIMES, LEAP_USUAL_TIMES = 10.0, 100.0
+"""How many times the largest of its first losses, and the usual one, a loss is that needs no other
+evidence."""
 
 LONG_MIN, OTHERS_TIMES = 8, 4
 """So many contributions of a learner stand out, most of those since the first, and so many times as
@@ -167,6 +172,7 @@ class LossFindings(Struct, frozen=True):
 
 def analyse_losses(run: RecordedJob) -> LossFindings:
     breaks: list[Break] = []
+    leaps: list[Break] = []
     steps = 0
     counted: dict[str, float] = {}
     for learner in run.learners:
@@ -175,6 +181,10 @@ def analyse_losses(run: RecordedJob) -> LossFindings:
         steps += len(losses)
         if finished:
             counted[learner] = median(each.tokens for *_, each in finished)
+        leap = find_leap(losses)
+        if leap is not None:
+            at, usual = leap
+            leaps.append(Break(learner, f"{learner}:{at.number}", at.step, at.loss, usual))
         found = find_break(losses)
         if found is not None:
             at, usual = found
@@ -187,7 +197,7 @@ def analyse_losses(run: RecordedJob) -> LossFindings:
         counts[each.learner] = counts.get(each.learner, 0) + 1
     doubted = tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     ordered = _ordered(run, breaks)
-    suspect, because = _suspect(run, ordered, outliers, counted)
+    suspect, because = _suspect(run, ordered, outliers, counted, _ordered(run, leaps))
     listed = tuple(outliers[:LISTED_MAX])
     return LossFindings(steps, ordered, listed, doubted, suspect, because)
 
@@ -197,16 +207,23 @@ def _suspect(
     breaks: Sequence[Break],
     outliers: Sequence[Outlier],
     counted: dict[str, float],
+    leaps: Sequence[Break],
 ) -> tuple[str, str]:
     """Return the learner that the evidence points to, and why; or nobody, and why not."""
+    learner, otherwise = counts_otherwise(counted)
+    if learner:  # By its tokens it is weighed, so they explain what stands out.
+        return learner, otherwise
     beyond = [each for each in outliers if each.times >= BEYOND_DOUBT]
     if beyond:
         worst = beyond[0]
         said = f"its contribution to merge {worst.t} has {worst.times:.3g} times the usual norm"
         return worst.learner, said
-    learner, otherwise = counts_otherwise(counted)
-    if learner:
-        return learner, otherwise
+    wild = [each for each in leaps if each.first]
+    if len({actor_of(each.learner) for each in wild}) == 1:
+        said = f"its loss was {wild[0].loss:.4g} at inner step {wild[0].step}, usually"
+        return wild[
+            0
+        ].learner, f"{said} {wild[0].usual:.4g}: no model that has just begun is so wrong"
     persistent = _stands_out_for_long(run, outliers)
     if persistent[0]:
         return persistent
@@ -273,11 +290,13 @@ def went_back(run: RecordedJob, found: Break) -> bool:
     the learner's last contribution to it, or all of its work."""
     versions = _installed_before(run, found)
     losses = {step: each.loss for _, step, each in run.steps_of(found.learner)}
+    # A version without any of its work is no worse than what it began with.
+    begun = max(islice(losses.values(), BEFORE_STEPS_MIN), default=0.0)
     for merge in run.merges():
         if (merge.fragment, merge.t) not in versions:
             continue
         own = [each.step for each in merge.contributions if each.learner == found.learner]
-        then = losses.get(own[0] + 1, 0.0) if own else math.inf
+        then = losses.get(own[0] + 1, 0.0) if own else begun
         if found.loss <= WENT_BACK * then:
             return True
     return False
@@ -354,6 +373,21 @@ def find_break(losses: Sequence[LossStep]) -> tuple[LossStep, float] | None:
     return None
 
 
+def find_leap(losses: Sequence[LossStep]) -> tuple[LossStep, float] | None:
+    """Return the first step whose loss is beyond all that a model has at its beginning, and the
+    median before it; one is enough, for the next version may mend it."""
+    values = [each.loss for each in losses]
+    first = [abs(value) for value in values[:BEFORE_STEPS_MIN] if math.isfinite(value)]
+    worst = max(first, default=0.0)
+    for i, each in enumerate(losses):
+        if not worst or i < BEFORE_STEPS_MIN or not each.loss > LEAP_TIMES * worst:
+            continue
+        usual = median(values[max(0, i - BEFORE_STEPS) : i])
+        if each.loss > LEAP_USUAL_TIMES * abs(usual):
+            return each, usual
+    return None
+
+
 def _ordered(run: RecordedJob, breaks: list[Break]) -> tuple[Break, ...]:
     """Mark the breaks that have no other break in their causal past, and put them first."""
     firsts = run.unheard(each.event for each in breaks)
@@ -381,7 +415,7 @@ class _Former:
         known = [(norm, steps) for norm, steps in level if norm is not None]
         former = list(self._norms) if len(self._norms) >= FORMER_MIN else []
         usual = max(usual_norm(some, max(each.steps, 1)) for some in (known, former))
-        least = NOTHING * median(self._first) if self._first else 0.0
+        least = NOTHING * max(self._first, default=0.0)
         return max(usual, least) + self._moved(each.base, version) if usual else 0.0
 
     def _moved(self, base: int, version: int) -> float:

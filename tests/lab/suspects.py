@@ -75,6 +75,8 @@ def draw(seed: int, *, clean: bool) -> Drawn:
     learners = rng.randint(3, 4)
     method = rng.choice(("decoupled-diloco", "decoupled-diloco", "streaming-diloco", "diloco"))
     base = sorted(BASES)[seed % len(BASES)]
+    if not clean and [*FAULTS][seed % len(FAULTS)] == "rate":
+        base = rng.choice(("noise", "teacher"))  # Where nothing is left to learn, it does nothing.
     interval = rng.choice((8, 12, 24))
     settings = [
         "job.task=tests.lab.suspect_tasks:task",
@@ -88,7 +90,7 @@ def draw(seed: int, *, clean: bool) -> Drawn:
     if not clean or method == "decoupled-diloco":
         settings += ["sync.fragments=2", f"sync.quorum={rng.randint(2, learners)}"]
         settings += [f"compress.up={rng.choice(('float32', 'bfloat16', 'int8', 'int4'))}"] * clean
-    if rng.random() < 0.4:
+    if rng.random() < 0.4 and (clean or [*FAULTS][seed % len(FAULTS)] != "twins"):
         # The learner with a fault is learner-1 or a later one, and gets far enough to have it.
         slow = rng.randrange(learners) if clean else 0
         settings += [f"task.slow={slow}", f"task.slower={rng.choice((8, 30))}"]
