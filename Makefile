@@ -49,10 +49,12 @@ test-times:  ## the processor time of all tests except the slow ones, by folder
 slow: $(STAMP)  ## the tests that take minutes
 	$(PYTEST) -m slow
 
-soak: $(STAMP)  ## ten minutes of faults on a sharded job, then every invariant and the replay; tapes with each field changed; flipped bytes; 5,000 liars
+soak: $(STAMP)  ## ten minutes of faults on a sharded job, then every invariant and the replay; tapes with each field changed; flipped bytes; 5,000 liars; 400 real runs, half of them with a planted fault
 	$(BIN)/python -m tests.processes.soak --minutes 10
 	$(PYTEST) -m "slow or not slow" tests/processes/test_changed_tapes.py tests/processes/test_flipped_bytes.py
 	$(BIN)/python -m tests.lab.hostile --seeds 5000 --lying
+	$(BIN)/python -m tests.lab.suspects --seeds 200
+	$(BIN)/python -m tests.lab.suspects --seeds 200 --clean
 
 check: lint types  ## lint, format, import rules, types
 

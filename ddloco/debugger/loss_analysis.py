@@ -54,6 +54,10 @@ BEYOND_DOUBT = 30.0
 """From so many times on, a contribution is suspect though no loss broke: it may have been refused,
 or merged with little weight. Contributions of sound learners stay below a tenth of it."""
 
+RISE_SHARE, RISE_TIMES = 0.05, 10.0
+"""By what share of a learner's first losses, or to how many times the usual one, its loss rises for
+which alone it is suspect: by itself a learner's loss drifts by less."""
+
 LEAP_TIMES, LEAP_USUAL_TIMES = 10.0, 100.0
 """How many times the largest of its first losses, and the usual one, a loss is that needs no other
 evidence."""
@@ -94,6 +98,8 @@ class Break(Struct, frozen=True):
         usual: the median of the losses before.
         first: whether no other break is in its causal past.
         lasts: whether it is for good.
+        after: the median of the losses after it.
+        began: the largest of the learner's first losses.
     """
 
     learner: str
@@ -103,6 +109,14 @@ class Break(Struct, frozen=True):
     usual: float
     first: bool = False
     lasts: bool = False
+    after: float = math.inf
+    began: float = 0.0
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is more than losses do by themselves."""
+        rise = RISE_SHARE * self.began
+        return not self.after < min(self.usual + rise, RISE_TIMES * abs(self.usual) + rise / 10)
 
 
 class Outlier(Struct, frozen=True):
@@ -188,9 +202,16 @@ def analyse_losses(run: RecordedJob) -> LossFindings:
         found = find_break(losses)
         if found is not None:
             at, usual = found
-            ref = f"{learner}:{at.number}"
-            lasts = _lasts(losses, at, usual)
-            breaks.append(Break(learner, ref, at.step, at.loss, usual, lasts=lasts))
+            later = [each.loss for each in losses if each.number >= at.number][:LASTS_STEPS]
+            told = Break(learner, f"{learner}:{at.number}", at.step, at.loss, usual)
+            breaks.append(
+                replace(
+                    told,
+                    lasts=_lasts(later, at, usual),
+                    after=median(later),
+                    began=max(each.loss for each in losses[:BEFORE_STEPS_MIN]),
+                )
+            )
     outliers = sorted(_outliers(run), key=lambda each: (-each.times, each.t, each.learner))
     counts: dict[str, int] = {}
     for each in outliers:
@@ -257,6 +278,8 @@ def _suspect(
     [first] = firsts
     if went_back(run, first):
         return "", "that loss rose where a version without its newest steps took their place"
+    if not first.is_large:
+        return "", "that loss rose by little beside what it began with"
     return first.learner, "its loss broke first, and nothing that it had received stands out"
 
 
@@ -318,9 +341,8 @@ def _installed_before(run: RecordedJob, found: Break) -> set[tuple[int, int]]:
     return set()
 
 
-def _lasts(losses: Sequence[LossStep], at: LossStep, usual: float) -> bool:
+def _lasts(after: Sequence[float], at: LossStep, usual: float) -> bool:
     """Whether a loss that left its band stays outside."""
-    after = [each.loss for each in losses if each.number >= at.number][:LASTS_STEPS]
     if not math.isfinite(at.loss):
         return True
     limit = (usual + at.loss) / 2

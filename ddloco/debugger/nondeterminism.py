@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from clocks import read_regular
 from ddloco.replayer.recording import run_folder_of
 from ddloco.stage.files.run_folder import JOB_FILE, SOURCE
 
@@ -94,11 +95,11 @@ def sources_of(path: Path) -> dict[str, str]:
     folder = run_folder_of(path)
     files = {each.name: each for each in sorted((folder / SOURCE).rglob("*.py"))[:FILES_MAX]}
     try:
-        spec = tomllib.loads((folder / JOB_FILE).read_text()).get("program", "")
+        spec = tomllib.loads(read_regular(folder / JOB_FILE).decode()).get("program", "")
         module = sys.modules.get(str(spec).partition(":")[0])
         file = getattr(module, "__file__", None)
         files |= {Path(file).name: Path(file)} if file else {}
-        return {name: each.read_text("utf-8") for name, each in files.items()}
+        return {name: read_regular(each).decode() for name, each in files.items()}
     except (OSError, ValueError):
         return {}
 

@@ -24,6 +24,9 @@ from tests.lab.suspect_tasks import BASES
 
 FLAGS = "--xla_cpu_enable_fast_math=true"
 
+MEASURED = frozenset({"time", "merges"})
+"""Detectors that say what a learner suffered, and not what it did."""
+
 STEP_SLACK = 24
 """Inner steps after a fault in which a loss may break: a band has three, and learners take several
 at once."""
@@ -139,11 +142,13 @@ def judged(drawn: Drawn, found: Sequence[Found]) -> tuple[str, list[str]]:
     named = {each.learner.partition(".")[0] for each in found if each.learner}
     if drawn.chaos:  # What is said of the learner that stood still is true.
         named -= {"learner-1"}
-        found = [each for each in found if each.detector not in {"time", "merges"}]
+        found = [each for each in found if each.detector not in MEASURED]
     if not drawn.fault:
         return ("named" if named else "flagged" if found else "quiet"), lines
     allowed = {drawn.who, "learner-0"} if drawn.fault == "twins" else {drawn.who}
-    if named - allowed:
+    # Who was in few merges, or was stopped, was so on this machine.
+    blamed = {each.learner.partition(".")[0] for each in found if each.detector not in MEASURED}
+    if blamed - {"", *allowed}:
         return "innocent", lines
     detector, says = FAULTS[drawn.fault]
     own = [each for each in found if each.detector == detector]

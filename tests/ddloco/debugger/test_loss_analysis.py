@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from ddloco.debugger.loss_analysis import analyse_losses
+from ddloco.debugger.loss_analysis import BEYOND_DOUBT, Break, LossStep, analyse_losses, find_leap
 from ddloco.debugger.recorded_job import open_job
 from ddloco.workers.simulated.objective import FAR
 from ddloco.workers.simulated.work import SimulatedWork
@@ -107,6 +107,70 @@ def test_what_did_no_harm_to_others_is_no_cause(simulate, monkeypatch):
     found = analyse_losses(open_job(simulate(*settings)))
     assert "learner-0.1" in dict(found.doubted)
     assert found.suspect == GUILTY, found
+
+
+def losses_of(*values):
+    return [LossStep(i + 1, i + 1, value) for i, value in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "step"),
+    [
+        ([2.0] * 6 + [0.1] * 30 + [30.0, 0.1], 37),
+        ([2.0] * 6 + [0.1] * 30 + [15.0, 0.1], None),
+        ([2.0] * 6 + [1.0] * 30 + [30.0, 1.0], None),
+        ([2.0] * 5 + [300.0] + [0.1] * 9, None),
+        ([0.0] * 6 + [0.1] * 30 + [30.0], None),
+        ([2.0] * 6 + [0.1] * 30 + [float("nan"), 0.1], None),
+        ([], None),
+    ],
+)
+def test_one_loss_beyond_all_beginnings_is_a_leap(losses, step):
+    """One step is enough; beside what was usual, and a first loss that is none at all."""
+    found = find_leap(losses_of(*losses))
+    assert (found[0].step if found else None) == step
+
+
+@pytest.mark.parametrize(
+    ("usual", "after", "began", "large"),
+    [
+        (0.0235, 0.04, 0.52, False),
+        (0.0235, 0.06, 0.52, True),
+        (0.004, 0.018, 0.8, False),
+        (0.0004, 0.009, 0.8, True),
+        (2.0, 2.1, 11.0, False),
+        (2.0, 2.8, 11.0, True),
+        (2.0, float("nan"), 11.0, True),
+        (2.0, float("inf"), 11.0, True),
+    ],
+)
+def test_a_loss_that_rises_by_little_makes_nobody_suspect(usual, after, began, large):
+    """Beside what it began with; losses of one learner drift by themselves."""
+    found = Break("learner-0.1", "learner-0.1:9", 9, after, usual, after=after, began=began)
+    assert found.is_large == large
+
+
+def plant_larger_steps(monkeypatch):
+    """The guilty learner's contributions are six times as long from some merge on."""
+    encode = SimulatedWork._encode
+
+    def longer(work, request, contents):
+        done = encode(work, request, contents)
+        made, (_, base) = contents[request.out], work._bases[request.fragment]
+        if work._name == GUILTY and made.what[-1] >= FROM_STEP:
+            made.array[:] = base + 12 * (made.array - base)
+        return done
+
+    monkeypatch.setattr(SimulatedWork, "_encode", longer)
+
+
+def test_who_stands_out_merge_after_merge_is_suspect(simulate, monkeypatch):
+    """Though no contribution is beyond doubt, and no loss broke."""
+    plant_larger_steps(monkeypatch)
+    settings = "job.learners=3", "chaos.fault=[]", "learner={}", "sync.band=1000", "outer.lr=0.05"
+    found = analyse_losses(open_job(simulate(*settings)))
+    assert not any(each.times >= BEYOND_DOUBT for each in found.outliers)
+    assert found.suspect == GUILTY, found.lines()
 
 
 def test_a_sound_run_has_no_break(simulate):
