@@ -10,6 +10,7 @@ import trio
 from ddloco.monitoring.client import UnansweredError
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.exit_codes import BAD_INPUT, FOUND, HELD, error_code
+from ddloco.stage.process.entry_point import in_one_line
 from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.terminal import one_line
 from replay import DamagedTapeError
@@ -27,6 +28,8 @@ def look(what: Callable[[], Awaitable[None]]) -> int:
                 return complain(found, FOUND)
             case KeyboardInterrupt():
                 return FOUND
+            case OSError() as found:  # A server, a disk, or a file that cannot be used.
+                return complain(in_one_line(found), error_code(found))
             case found:
                 code = _worker_code(found)
                 if code is None:

@@ -20,6 +20,7 @@ from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES, StepFinished
 from ddloco.machines.syncer.apart import far_held_out
 from ddloco.monitoring.status_view import seconds
 from ddloco.stage.process.run_identity import apart
+from ddloco.workers.data_stream import unpack_cursor
 from transport import MessageArrived
 
 LOSSES = "losses"
@@ -126,6 +127,22 @@ def _again(drawn: Sequence[tuple[int, bytes]]) -> tuple[int, int]:
         best = max(best, (at - since + 1, -since))
     length, since = best[0], -best[1]
     return (drawn[since][0] if drawn else 0), length
+
+
+def _counts(run: RecordedJob) -> Iterator[Found]:
+    """The first count of a schedule that falls within an incarnation of a learner: its learning
+    rate begins again. Who comes back goes on with another's counts, which is no fall."""
+    for who in run.learners:
+        before: list[int] = []
+        for record, event in run.finished(who):
+            _, counts = unpack_cursor(event.cursor)
+            fell = [(a, b) for a, b in zip(before, counts, strict=False) if b < a]
+            if fell:
+                (was, now), at = fell[0], f"{who}:{record.n}"
+                said = f"{who}: the count of a schedule falls from {was:,} to {now:,}"
+                yield Found("counts", (f"{said} at inner step {event.step} ({at})",), who, at)
+                break
+            before = counts
 
 
 def _tensors(run: RecordedJob) -> Iterator[Found]:
@@ -264,6 +281,7 @@ DETECTORS: dict[str, Callable[[RecordedJob], Iterator[Found]]] = {
     "finite numbers": _not_finite,
     "batches": _batches,
     "tensors": _tensors,
+    "counts": _counts,
     "merges": _merged,
     "held-out loss": _held_out,
     "settings": _settings,

@@ -13,6 +13,7 @@ from ddloco.debugger.wording import listed
 from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES, OneStep, RunStep, StepFinished
 from ddloco.monitoring.status_view import seconds
 from ddloco.stage.files.toml import ConfigError
+from ddloco.workers.data_stream import unpack_cursor
 
 BATCH_CHARS = 8
 """Hexadecimal digits of a batch's digest that are shown."""
@@ -46,6 +47,7 @@ class StepAnswer(Struct, frozen=True):
         merges: those that the learner's contribution of this step or the next ones came into first,
             one of each fragment: the global step, the learner's inner step, and the weight.
         first: the first step of its request.
+        counts: those of the optimizer's schedules after its request, in the order of its leaves.
     """
 
     learner: str
@@ -63,6 +65,7 @@ class StepAnswer(Struct, frozen=True):
     still: tuple[str, ...]
     merges: tuple[tuple[int, int, float], ...]
     first: int
+    counts: tuple[int, ...] = ()
 
     def lines(self) -> list[str]:
         lines = [f"inner step {self.step} of {self.learner} ({self.event}), at {self.at:.2f} s"]
@@ -73,7 +76,8 @@ class StepAnswer(Struct, frozen=True):
             usual += f"{median(self.before):.4g}"
         lines.append(f"  loss {self.loss:.6g}{usual}")
         twins = f", the same as of {listed(self.twins)}" if self.twins else ""
-        lines.append(f"  batch {self.batch[:BATCH_CHARS]}, {self.tokens:,} tokens{twins}")
+        counts = f"; schedules at {', '.join(map(str, self.counts))}" if self.counts else ""
+        lines.append(f"  batch {self.batch[:BATCH_CHARS]}, {self.tokens:,} tokens{twins}{counts}")
         lines += [f"  {self._took()}", f"  before it, {self._installed()}"]
         if self.moved or self.still:
             left = f"; it left {listed(self.still)} as it was" if self.still else ""
@@ -146,6 +150,7 @@ def step_of(run: RecordedJob, learner: str, number: int) -> StepAnswer:
         still=still,
         merges=tuple(_merges(run, who, number)),
         first=first,
+        counts=tuple(unpack_cursor(result.cursor)[1]),
     )
 
 

@@ -2,6 +2,7 @@
 syncer's machine is stepped once, and every tape is decoded; nothing is executed."""
 
 from collections.abc import Sequence
+from statistics import median
 
 from msgspec import Struct
 
@@ -28,6 +29,7 @@ from ddloco.debugger.report_lanes import (
 from ddloco.debugger.report_merges import Bars, Matrix, bars_of, columns_shown, matrix_of, syncer_of
 from ddloco.debugger.run_diff import compare
 from ddloco.debugger.stuck import stuck_at_end
+from ddloco.debugger.version_travel import travels_of
 from ddloco.job.config import Outer
 from ddloco.job.protocol.status import Numbers
 from ddloco.monitoring.status_view import interval_in_words, seconds, time_in_words
@@ -358,7 +360,7 @@ def _facts(reader: _JobReader, found: LossFindings) -> list[Fact]:
         else Fact("Held-out loss", "unknown", "no evaluation is on the tapes")
     )
     facts.append(_first_break(found))
-    facts.append(_waits(merges))
+    facts += [_waits(merges), *_travels(run)]
     return [*facts, *_outer_steps(merges, run.job.outer)]
 
 
@@ -411,6 +413,16 @@ def _waits(merges: Sequence[Merge]) -> Fact:
     )
     said = f"a merge: floor {floor:.2f} s, quorum {quorum:.2f} s, grace {grace:.2f} s"
     return Fact("Waiting", f"{floor + quorum + grace:.2f} s", said)
+
+
+def _travels(run: RecordedJob) -> list[Fact]:
+    """How long new versions were on their way; nothing if none came."""
+    found = travels_of(run)
+    if not found:
+        return []
+    usual = seconds(median(each.median_s for each in found))
+    slowest = f"{found[0].learner} {seconds(found[0].median_s)}"
+    return [Fact("Versions", usual, f"from a merge to a learner; slowest: {slowest}")]
 
 
 def _outer_steps(merges: Sequence[Merge], outer: Outer) -> list[Fact]:

@@ -17,6 +17,7 @@ from ddloco.job.protocol.messages import Progress
 from ddloco.job.protocol.time_spent import TimeSpent
 from ddloco.job.protocol.work import Evaluated, OneStep
 from ddloco.stage.process.run_identity import identity_of
+from ddloco.workers.data_stream import pack_cursor
 from ddloco.workers.simulated.work import SimulatedWork
 
 GUILTY = "learner-1.1"
@@ -53,7 +54,17 @@ def plant_still_tensor(monkeypatch):
     monkeypatch.setattr(SimulatedWork, "_descend", planted)
 
 
+def plant_count(monkeypatch):
+    """A schedule of it begins again; before that, it counts its steps."""
+    cursor = lambda step: pack_cursor(b"", [step if step < 50 else step - 50])  # noqa: E731
+    plant_result(monkeypatch, lambda d: structs.replace(d, cursor=cursor(d.step)))
+
+
 PLANTS = {
+    "counts": (
+        plant_count,
+        f"{GUILTY}: the count of a schedule falls from 49 to 0 at inner step 50",
+    ),
     "finite numbers": (plant_nan, f"{GUILTY}: its loss is nan at inner step 50"),
     "tensors": (plant_still_tensor, f"{GUILTY}: its last updates left "),
 }

@@ -222,6 +222,29 @@ async def test_a_run_is_tracked_to_its_last_line(tmp_path, monkeypatch):
         (ValueError("no such project"), "TrackerError: ValueError: no such project"),
     ],
 )
+def test_a_tracker_that_fails_ends_its_command(tmp_path, monkeypatch, capsys, error, words):
+    """In one line, with the exit code of what may pass."""
+    from ddloco.cli.parser import main
+
+    class Failing(Kept):
+        def gauge(self, name, value, t, **labels):
+            raise error
+
+    monkeypatch.setattr(trackers, "TensorBoard", lambda path: Failing())
+    (tmp_path / "job.toml").write_text('[job]\ntask = "a:b"\nlearners = 2\n')
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in LINES))
+    with pytest.raises(SystemExit) as ended:
+        main(["track", str(tmp_path), "--to", "tensorboard:here"])
+    assert (ended.value.code, capsys.readouterr().err) == (75, f"ddloco: {words}\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError("the server\nis gone"), "OSError: the server is gone"),
+        (ValueError("no such project"), "TrackerError: ValueError: no such project"),
+    ],
+)
 async def test_a_tracker_that_fails_does_not_end_the_job(tmp_path, error, words):
     """One line says so; a job that is ended at once closes its trackers."""
 
