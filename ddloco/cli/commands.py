@@ -52,6 +52,11 @@ class Command:
 
 
 SHARED = {
+    "reading": """
+@trust
+@salvage
+--json                            print JSON
+""",
     "overrides": """
 --set=overrides key=value*        override a key of the job file, such as sync.quorum=2; may be
                                   given again
@@ -324,56 +329,38 @@ held. 2: a tape cannot be read.""", run="replay"),
 Command("why",
 "explain a recorded run: what stands out, a merge, a step, a loss, why it is stuck", """
 folder RUN:path                   the run folder
-@trust
-@salvage
---json                            print JSON
+@reading
 """, more=WHY, question=("question", "QUESTION"), run="why", commands=[
 Command("merge", "what a merge waited for, who was in it, and who was not", """
 t T:int                           the merge's global step
-@trust
-@salvage
---json                            print JSON
+@reading
 """, run="why"),
 Command("absent", "why a learner was not in a merge, or from which merges it was absent", """
 learner LEARNER                   learner-2, or learner-2.1
 t T:int?                          the merge's global step (default: all merges)
-@trust
-@salvage
---json                            print JSON
+@reading
 """, run="why"),
 Command("event", "what led to an event, back to what came from outside", """
 event EVENT                       such as syncer.1:782
 --depth N:int[16]                 causes to show (default: 16)
-@trust
-@salvage
---json                            print JSON
+@reading
 """, run="why"),
 Command("loss", "which learner's loss left its band first, and which contributions stand out", """
-@trust
-@salvage
---json                            print JSON
+@reading
 """, run="why"),
 Command("nan", "where a number first was no finite one, and what shows which tensor", """
-@trust
-@salvage
---json                            print JSON
+@reading
 """, run="why"),
 Command("step", "an inner step: batch, loss, time, what was installed, where it was merged", """
 learner LEARNER                   learner-2, or learner-2.1
 step N:int                        the number of its inner step
-@trust
-@salvage
---json                            print JSON
+@reading
 """, run="why"),
 Command("time", "where the time went: of learners, of merges, and of versions on their way", """
-@trust
-@salvage
---json                            print JSON
+@reading
 """, run="why"),
 Command("stuck", "what the run waits for where its tapes end, and since when", """
-@trust
-@salvage
---json                            print JSON
+@reading
 """, run="why")]),
 Command("story", "tell what happened to an actor, a merge, a fragment or a message", """
 folder RUN:path                   the run folder
@@ -381,9 +368,7 @@ actor WHAT                        learner-1, or one incarnation of it, learner-1
                                   fragment:3; message:syncer.1:540, those of an event
 --after S:float                   from this second of the run on (default: its start)
 --before S:float                  up to this second
-@trust
-@salvage
---json                            print JSON
+@reading
 """, more="""\
 Steps and merges in which nothing else happens are one line; each line names the event that
 shows it. Times are seconds on the one axis of the run.""", run="story"),
@@ -391,9 +376,7 @@ Command("diff",
 "compare two recorded runs: where they part first, and of what kind the difference is", """
 folder RUN_A:path                 a run folder
 other RUN_B:path                  another run folder
-@trust
-@salvage
---json                            print JSON
+@reading
 """, more="""\
 Inner steps, contributions and merges are compared by what they mean; times and event
 numbers do not count. A difference is of data, arithmetic, timing, code, environment or

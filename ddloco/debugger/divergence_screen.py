@@ -12,7 +12,7 @@ from msgspec import Struct
 from ddloco.debugger.comparison_table import ROWS_MAX, WIDTH, Row, entry, table, title_lines
 from ddloco.debugger.nondeterminism import uses_in
 from ddloco.debugger.recorded_effects import Told, compared
-from ddloco.debugger.wording import body_phrase, clipped, phrase
+from ddloco.debugger.wording import body_phrase, class_phrase, clipped, effect_phrase, phrase
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.work import (
     EncodeFragment,
@@ -29,12 +29,11 @@ from ddloco.job.protocol.work import (
 )
 from ddloco.replayer.comparer import MEASURED, same
 from ddloco.replayer.report import Report
-from ddloco.stage.actors.effects import Observe, Work
 from ddloco.stage.actors.events import Captured, Computed, Restored
 from ddloco.stage.process.terminal import quoted
 from ddloco.stage.programs.user_actor import handler_of
 from replay import Divergence
-from transport import MessageArrived, SetTimer, Transmit
+from transport import MessageArrived
 
 Kind = Literal["DATA", "ARITHMETIC", "DECISION", "MESSAGE", "SETUP"]
 
@@ -236,7 +235,7 @@ def _result(found: Divergence) -> str:
         case StepFinished(step=step):
             return f"inner step {step}"
         case _:
-            return _name(type(found.happened).__name__)
+            return class_phrase(type(found.happened).__name__)
 
 
 def _uses(found: Divergence, sources: Mapping[str, str]) -> list[str]:
@@ -276,24 +275,10 @@ def _of_decision(
         rows = [Row(kind, then, now, marked=True) for kind, then, now in differ]
         equal = [f"{same:,} of {count:,} effects"] if same else []
         return "DECISION", what, rows, [*equal, "the event and its clock"]
-    said = [_effect(each) for each in effects]
+    said = [effect_phrase(each) for each in effects]
     rows = [Row("effects", f"{count:,}", f"{len(said):,}, with another digest")]
     rows += [Row(f"  {n}", "only a digest is on the tape", text) for n, text in enumerate(said, 1)]
     return "DECISION", what, rows, ["the event and its clock"]
-
-
-def _effect(effect: Any) -> str:
-    match effect:
-        case Transmit():
-            return f"send {type(effect.body).__name__} to {effect.peer}"
-        case Observe(event=event):
-            return f"log {event!r}"
-        case SetTimer(timer=timer):
-            return f"set timer {getattr(timer, 'name', _name(type(timer).__name__))}"
-        case Work():
-            return f"begin {_name(type(effect).__name__)}"
-        case _:
-            return _name(type(effect).__name__)
 
 
 # Values.
@@ -363,11 +348,6 @@ def _words(value: Any) -> str:
             return "none"
         case _:
             return " ".join(str(value).split()) or "empty"
-
-
-def _name(kind: str) -> str:
-    """A class as words: ``StateCopied`` is "state copied"."""
-    return "".join(f" {each.lower()}" if each.isupper() else each for each in kind).strip()
 
 
 def _before(found: Divergence, report: Report) -> str:

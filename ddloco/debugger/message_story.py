@@ -7,12 +7,15 @@ from typing import Any
 from clocks import actor_of
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.debugger.story_line import Line
-from ddloco.debugger.wording import body_phrase, clipped, listed, phrase
+from ddloco.debugger.wording import body_phrase, clipped, effect_phrase, listed, phrase
 from ddloco.monitoring.status_view import seconds
 from ddloco.stage.actors.effects import Finish, Observe, Work
 from ddloco.stage.files.toml import ConfigError
 from replay import Step
 from transport import MessageArrived, Transmit
+
+SHOWN = Transmit, Work, Observe, Finish
+"""What is told of that an actor did."""
 
 MESSAGES_MAX = 16
 """Messages of one event of which the story is told."""
@@ -84,23 +87,8 @@ def _handled(
     if sent_at is None and _is_there(run, event.sender, number):
         sent_at = run.common(event.sender, run.event(event.sender, number)[0])
     after = f", {seconds(max(at - sent_at, 0.0))} later" if sent_at is not None else ""
-    done = [*_effects(step)]
-    then = f"; then {who} {listed(done)}" if done else f"; {who} notes it, and does nothing more"
+    told = [each for each in step.effects if isinstance(each, SHOWN)]
+    done = listed([effect_phrase(each) for each in told])
+    then = f"; then {who}: {done}" if done else f"; {who} notes it, and does nothing more"
     said = f"{body_phrase(event.body)} is with {who}{after}{then}"
     yield Line(max(at, sent_at or at), f"{who}:{step.number}", said)
-
-
-def _effects(step: Step) -> Iterator[str]:
-    """What was done at an event, in words."""
-    for effect in step.effects:
-        match effect:
-            case Transmit():
-                yield f"sends {body_phrase(effect.body)} to {effect.peer}"
-            case Work():
-                yield f"asks for {type(effect).__name__}"
-            case Observe():
-                yield f"observes {effect.event!r}"
-            case Finish():
-                yield f"ends: {effect.reason}"
-            case _:
-                pass

@@ -6,9 +6,10 @@ from typing import Any
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Progress, Pull
 from ddloco.job.protocol.work import FragmentEncoded, FragmentMerged, StepFinished
+from ddloco.stage.actors.effects import Finish, Observe, Work
 from ddloco.stage.actors.events import Computed, WorkFailed
 from ddloco.stage.programs.user_actor import NOT_HERE
-from transport import MessageArrived, TimerFired
+from transport import MessageArrived, SetTimer, TimerFired, Transmit
 
 FIELDS_CHARS_MAX = 120
 
@@ -68,6 +69,27 @@ def body_phrase(body: Any) -> str:
             return f"GlobalFragment (fragment {body.fragment}, version {body.version})"
         case _:
             return _fields(body)
+
+
+def effect_phrase(effect: Any) -> str:
+    match effect:
+        case Transmit():
+            return f"send {body_phrase(effect.body)} to {effect.peer}"
+        case Observe(event=event):
+            return f"log {event!r}"
+        case SetTimer(timer=timer):
+            return f"set timer {getattr(timer, 'name', class_phrase(type(timer).__name__))}"
+        case Work():
+            return f"begin {class_phrase(type(effect).__name__)}"
+        case Finish():
+            return f"end: {effect.reason}"
+        case _:
+            return class_phrase(type(effect).__name__)
+
+
+def class_phrase(kind: str) -> str:
+    """A class as words: ``StateCopied`` is "state copied"."""
+    return "".join(f" {each.lower()}" if each.isupper() else each for each in kind).strip()
 
 
 def _fields(value: Any) -> str:
