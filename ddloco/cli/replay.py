@@ -202,6 +202,7 @@ def _print_report(report: Report, given: argparse.Namespace, *, changed: bool) -
     if report.divergence is not None:
         options = ["--trust"] * given.trust + (["--task", given.task] if given.task else [])
         first, recorded = report.divergence, list[Told]()
+        decision = first.aspect in {"effects", "exception", "clock"}
         if first.aspect == "effects":
             where = first.actor, first.number
             recorded = recorded_effects(given.folder, *where, trust=given.trust)
@@ -210,7 +211,7 @@ def _print_report(report: Report, given: argparse.Namespace, *, changed: bool) -
             given.folder,
             changed=changed,
             options=options,
-            sources={} if given.task else sources_of(given.folder),
+            sources={} if given.task else sources_of(given.folder, decision=decision),
             recorded=recorded,
         )
         console = SafeConsole()

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ddloco.debugger.comparison_table import ROWS_MAX, WIDTH, Row, entry, table, title_lines
 from ddloco.debugger.nondeterminism import uses_in
-from ddloco.debugger.recorded_effects import Told, compared
+from ddloco.debugger.recorded_effects import UNTOLD, Told, compared
 from ddloco.debugger.wording import body_phrase, class_phrase, clipped, effect_phrase, phrase
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.work import (
@@ -55,8 +55,11 @@ CAUSES: dict[Kind, str] = {
 OF_SOURCE = frozenset({"DATA", "ARITHMETIC", "DECISION"})
 """Kinds whose cause may be in the user's source."""
 
-USES_MAX, STREAM = 2, frozenset({"next", "batches", "__iter__"})
-"""Calls that are named as a possible cause, and where a stream draws its batches."""
+STREAM = frozenset({"next", "batches", "__iter__", "__next__"})
+"""Where a stream draws its batches."""
+
+USES_MAX = 2
+"""So many calls anywhere in the source are named as a possible cause."""
 
 NAMES = {
     "theta": "parameters",
@@ -131,9 +134,9 @@ def screen(
         names = ", ".join(sorted(report.dependent))
         lines += entry("not compared", f"what follows from it, on {names}", 1)
     cause = "look first at what differs from the recording, named above." if changed else said.cause
-    lines += textwrap.wrap(f"cause: {cause}", WIDTH, subsequent_indent="  ")
     if not changed and said.kind in OF_SOURCE:
-        lines += _uses(first, sources)
+        cause += _uses(first, sources)
+    lines += textwrap.wrap(f"cause: {cause}", WIDTH, subsequent_indent="  ")
     if others:
         count = len(report.divergences)
         lines.append(f"The first of {count:,} that do not follow from each other; the next:")
@@ -238,15 +241,18 @@ def _result(found: Divergence) -> str:
             return class_phrase(type(found.happened).__name__)
 
 
-def _uses(found: Divergence, sources: Mapping[str, str]) -> list[str]:
-    """What in the user's source may be the cause; those first that are where it was decided."""
+def _uses(found: Divergence, sources: Mapping[str, str]) -> str:
+    """What in the user's source may be the cause: where it was decided, or else all there is, if
+    that is little; of much, most is something else."""
     event: Any = found.happened
-    near = {handler_of(type(event.body))} if isinstance(event, MessageArrived) else STREAM
-    uses = sorted(uses_in(sources), key=lambda use: use.function.rpartition(".")[2] not in near)
-    lines = [clipped(f"  {use}", WIDTH) for use in uses[:USES_MAX]]
-    more = len(uses) - len(lines)
-    said = f"it may be one of these{f', and {more} more like them' if more > 0 else ''}:"
-    return [said, *lines] if lines else []
+    names = {handler_of(type(event.body))} if isinstance(event, MessageArrived) else STREAM
+    uses = uses_in(sources)
+    near = [each for each in uses if each.function.rpartition(".")[2] in names]
+    uses = near or (uses if len(uses) <= USES_MAX else [])
+    if not uses:
+        return ""
+    more = f", or {len(uses) - 1} more like it" if uses[1:] else ""
+    return f" It may be {uses[0]}{more}."
 
 
 def _of_message(found: Divergence, then: Any, now: Any) -> Found:
@@ -270,14 +276,14 @@ def _of_decision(
     found: Divergence, count: int, effects: Sequence[Any], recorded: Sequence[Told]
 ) -> Found:
     what = f"what {found.actor} does on {phrase(found.happened)}"
-    if recorded:
-        differ, same = compared(recorded, effects)
+    differ, same = compared(recorded, effects) if recorded else ([], 0)
+    if any(then != UNTOLD for _, then, _ in differ):
         rows = [Row(kind, then, now, marked=True) for kind, then, now in differ]
         equal = [f"{same:,} of {count:,} effects"] if same else []
         return "DECISION", what, rows, [*equal, "the event and its clock"]
     said = [effect_phrase(each) for each in effects]
     rows = [Row("effects", f"{count:,}", f"{len(said):,}, with another digest")]
-    rows += [Row(f"  {n}", "only a digest is on the tape", text) for n, text in enumerate(said, 1)]
+    rows += [Row(f"  {n}", UNTOLD, text) for n, text in enumerate(said, 1)]
     return "DECISION", what, rows, ["the event and its clock"]
 
 

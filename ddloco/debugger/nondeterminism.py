@@ -89,11 +89,13 @@ def uses_in(sources: Mapping[str, str]) -> list[Use]:
     return found
 
 
-def sources_of(path: Path) -> dict[str, str]:
+def sources_of(path: Path, *, decision: bool = False) -> dict[str, str]:
     """Return the user's source files of a run, by name: those that it keeps; of a program, which is
-    imported for its replay, the file of its module."""
+    imported for its replay, the file of its module. What makes a ``decision`` of a job is no code
+    of the user's."""
     folder = run_folder_of(path)
-    files = {each.name: each for each in sorted((folder / SOURCE).rglob("*.py"))[:FILES_MAX]}
+    kept = [] if decision else sorted((folder / SOURCE).rglob("*.py"))[:FILES_MAX]
+    files = {each.name: each for each in kept}
     try:
         spec = tomllib.loads(read_regular(folder / JOB_FILE).decode()).get("program", "")
         module = sys.modules.get(str(spec).partition(":")[0])

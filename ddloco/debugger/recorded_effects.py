@@ -21,6 +21,9 @@ from transport import MessageArrived, Transmit
 BESIDE = frozenset({"event", "actor", "at", "date", "ref", "level"})
 """Fields of a line of the log that are not of the observation."""
 
+UNTOLD = "only a digest is on the tape"
+"""What is shown of an effect that a run tells nowhere."""
+
 Told = tuple[str, str]
 """An effect in words, behind its kind: "log" or "send to" a peer; two of one kind are compared."""
 
@@ -89,4 +92,4 @@ def compared(
         if instead is not None:
             now.remove(instead)
         rows.append((kind, text, instead[1] if instead is not None else "nothing"))
-    return [*rows, *((kind, "only a digest is on the tape", text) for kind, text in now)], equal
+    return [*rows, *((kind, UNTOLD, text) for kind, text in now)], equal
