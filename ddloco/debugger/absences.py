@@ -25,6 +25,7 @@ class Span(Struct, frozen=True):
     Attributes:
         first: the global step of the first one.
         event: the syncer's event that decided that; empty if it was before the tape begins.
+        for_s: from the first of them to the last, in seconds.
     """
 
     first: int
@@ -32,6 +33,7 @@ class Span(Struct, frozen=True):
     merges: int
     reason: str
     event: str
+    for_s: float = 0.0
 
     def line(self) -> str:
         which = f"merge {self.first}"
@@ -97,7 +99,8 @@ def span_of(row: Sequence[Merge], name: str) -> Span:
         alike = [re.sub(r"[\d.,]+", "#", each.reason) for each in told]
         usual, _ = Counter(alike).most_common(1)[0]
         cause = told[alike.index(usual)]
-    first, last = row[0].t, row[-1].t
-    if cause is None:
-        return Span(first, last, len(row), "it was not connected", row[0].launched)
-    return Span(first, last, len(row), cause.reason, cause.event)
+    which = row[0].t, row[-1].t, len(row)
+    reason, event = "it was not connected", row[0].launched
+    if cause is not None:
+        reason, event = cause.reason, cause.event
+    return Span(*which, reason, event, max(row[-1].at - row[0].at, 0.0))

@@ -39,8 +39,9 @@ another learner's last updates no more than the smaller share did."""
 LAST_STEPS = 16
 """Updates that are looked at for that."""
 
-ABSENT_SHARE = 0.25
-"""A learner is seldom merged if it is in less than this share of the merges."""
+ABSENT_SHARE, AWAY_S = 0.25, 1.0
+"""A learner is seldom merged if it is in less than this share of the merges, and was away for long
+if it is in none of so many in a row, for so many seconds."""
 
 DATA_SHARE, DATA_TIMES = 0.25, 3.0
 """A learner is held up by its data if it waits for it for this share of its time, and for so many
@@ -237,7 +238,8 @@ def _merged(run: RecordedJob) -> Iterator[Found]:
     for long. Who starts later than others is in no merge until then."""
     for each in absences_of(run):
         there = each.merges - each.before
-        away = max((span.merges for span in each.spans[bool(each.before) :]), default=0)
+        spans = [span for span in each.spans[bool(each.before) :] if span.for_s >= AWAY_S]
+        away = max((span.merges for span in spans), default=0)
         long = away >= max(STEPS_MIN, ABSENT_SHARE * there)
         seldom = there >= STEPS_MIN and each.present < ABSENT_SHARE * there
         if seldom or long or each.before == each.merges >= STEPS_MIN:
