@@ -159,7 +159,7 @@ class _Open:
 
 class MergeHistory:
     def __init__(self, stepper: Stepper[Actor], learners: Sequence[str]) -> None:
-        self._stepper = stepper
+        self.stepper = stepper
         self._syncer = stepper.tape.incarnation
         self._learners = learners
         self._known: list[Merge] = []
@@ -180,6 +180,8 @@ class MergeHistory:
         """What the syncer observed of learners, with the number and the time of its event."""
         self.numbers = Numbers()
         """The job's numbers at the last event that was seen."""
+        self.is_whole = False
+        """Whether it has walked to the tape's end."""
         self.disregarded: dict[str, str] = {}
         """Whose work was of no use to the job by then, in words."""
 
@@ -210,9 +212,9 @@ class MergeHistory:
 
     def _walked(self) -> Iterator[Merge]:
         self._begin()
-        at, machine = 0.0, self._stepper.actor.machine
-        for step in self._stepper.steps():
-            at, machine = step.at, self._stepper.actor.machine
+        at, machine = 0.0, self.stepper.actor.machine
+        for step in self.stepper.steps():
+            at, machine = step.at, self.stepper.actor.machine
             for effect in step.effects:
                 if type(effect) is Observe and "learner" in effect.fields:
                     self.told.append((step.number, at, effect))
@@ -223,10 +225,11 @@ class MergeHistory:
         if isinstance(machine, Syncer | Coordinator):
             self.numbers = machine.numbers(at)
             self.disregarded = machine.disregarded
+        self.is_whole = True
 
     def _begin(self) -> None:
         """Take up the syncs that were under way where the tape begins, as they were there."""
-        machine = self._stepper.actor.machine
+        machine = self.stepper.actor.machine
         if not isinstance(machine, Syncer) or machine.rounds is None:
             return
         for t, sync in machine.rounds.syncs.items():

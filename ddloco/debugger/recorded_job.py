@@ -20,9 +20,10 @@ from ddloco.job.protocol.work import Evaluated, OneStep, RunStep, StepFinished
 from ddloco.replayer.recording import named_settings, open_recording, program_in
 from ddloco.roles.job_program import JobProgram
 from ddloco.roles.resume import JobStartPoint, plan_of
+from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Observe
 from ddloco.stage.files.toml import ConfigError
-from replay import Step, Tape, tape
+from replay import Step, Stepper, Tape, tape
 from transport import MessageArrived
 
 
@@ -141,6 +142,14 @@ class RecordedJob(RecordedRun):
             stepper = self.stepper(syncer)
             self._histories[syncer] = MergeHistory(stepper, self.job.learner_names())
         return self._histories[syncer]
+
+    def walker(self, incarnation: str) -> Stepper[Actor]:
+        """Return this run's own stepper along a tape; of a syncer whose merges are all known, that
+        which has walked to them."""
+        history = self._histories.get(incarnation)
+        if history is not None and history.is_whole and incarnation not in self._walkers:
+            self._walkers[incarnation] = history.stepper
+        return super().walker(incarnation)
 
     def merges(self) -> Iterator[Merge]:
         """Yield the merges of every syncer, syncer after syncer, in the order of their tapes."""

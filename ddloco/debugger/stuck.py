@@ -6,6 +6,7 @@ from itertools import pairwise
 from statistics import median
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from clocks import actor_of
 from ddloco.debugger.cluster_status import RecordedLearnerStatus, status_of
@@ -15,7 +16,6 @@ from ddloco.debugger.story import GAP_S
 from ddloco.debugger.wording import clipped, listed, phrase
 from ddloco.job.protocol.status import Status
 from ddloco.monitoring.status_view import seconds, sync_in_words, waits_in_words
-from ddloco.stage.actors.effects import Finish
 from ddloco.stage.actors.status import ActorStatus
 from ddloco.stage.files.toml import ConfigError
 
@@ -70,25 +70,30 @@ class Stuck(Struct, frozen=True):
     actors: tuple[ActorEnd, ...]
     stuck: bool
 
+    def shown(self) -> Sequence[ActorEnd]:
+        wanted = [each for each in self.actors if self.stuck or each.is_gone]
+        return wanted[:SHOWN_MAX]
+
     def lines(self) -> list[str]:
-        shown = [each for each in self.actors if self.stuck or each.is_gone]
-        more = len(shown) - SHOWN_MAX
-        lines = [self.verdict, *self.waits, *(each.line() for each in shown[:SHOWN_MAX])]
+        more = sum(self.stuck or each.is_gone for each in self.actors) - SHOWN_MAX
+        lines = [self.verdict, *self.waits, *(each.line() for each in self.shown())]
         return [*lines, f"  and {more} more actors; --json has all"] if more > 0 else lines
 
 
 def stuck_at_end(run: RecordedRun) -> Stuck:
     newest = {actor_of(who): who for who in run.tapes}
-    told = {who: _told(run, who) for who in newest.values() if _begun(run, who)}
-    if not told:
+    ends = {who: _end_of(run, who) for who in newest.values() if _begun(run, who)}
+    if not ends:
         raise ConfigError(f"{run.path}: its tapes have no events")
-    latest = max(end.at for end, _ in told.values())
-    ends = {who: _replaced(end, latest) for who, (end, _) in told.items()}
-    if isinstance(run, RecordedJob):
-        lead = newest.get(run.job.syncer_names()[0], "")
-        if lead in told:
-            return _of_job(run, ends, lead, told[lead][1])
-    return _of_actors(ends, {who: status for who, (_, status) in told.items()})
+    latest = max(end.at for end in ends.values())
+    ends = {who: replace(end, before_s=latest - end.at) for who, end in ends.items()}
+    lead = newest.get(run.job.syncer_names()[0], "") if isinstance(run, RecordedJob) else ""
+    found = _of_job(run, ends, lead) if isinstance(run, RecordedJob) and lead in ends else None
+    found = found if found is not None else _of_actors(run, ends)
+    shown = {each.actor for each in found.shown()}
+    return replace(
+        found, actors=tuple(_with_state(run, e) if e.actor in shown else e for e in found.actors)
+    )
 
 
 def _begun(run: RecordedRun, who: str) -> bool:
@@ -96,20 +101,22 @@ def _begun(run: RecordedRun, who: str) -> bool:
     return found.events > found.header.after
 
 
-def _told(
-    run: RecordedRun, who: str
-) -> tuple[ActorEnd, Status | RecordedLearnerStatus | ActorStatus]:
-    number = run.tape_of(who).events
-    status, step = status_of(run, who, number), run.at(who, number)
-    ended = next((each for each in step.effects if isinstance(each, Finish)), None)
-    at = run.common(who, step.at)
-    state = _state(status, at, step.event)
-    said = f"{ended.status}: {ended.reason}" if ended is not None else ""
-    return ActorEnd(who, f"{who}:{number}", at, 0.0, said, state), status
+def _end_of(run: RecordedRun, who: str) -> ActorEnd:
+    """As the tape says; no machine is stepped."""
+    found = run.tape_of(who)
+    at, _ = run.event(who, found.events)
+    return ActorEnd(who, f"{who}:{found.events}", run.common(who, at), 0.0, found.closed or "", "")
 
 
-def _replaced(end: ActorEnd, latest: float) -> ActorEnd:
-    return ActorEnd(end.actor, end.event, end.at, latest - end.at, end.ended, end.state)
+def _with_state(run: RecordedRun, end: ActorEnd) -> ActorEnd:
+    if end.ended:
+        return end
+    _, last = run.event(end.actor, run.tape_of(end.actor).events)
+    return replace(end, state=_state(_status(run, end), end.at, last))
+
+
+def _status(run: RecordedRun, end: ActorEnd) -> Status | RecordedLearnerStatus | ActorStatus:
+    return status_of(run, end.actor, run.tape_of(end.actor).events)
 
 
 def _state(status: Status | RecordedLearnerStatus | ActorStatus, at: float, last: object) -> str:
@@ -126,8 +133,8 @@ def _state(status: Status | RecordedLearnerStatus | ActorStatus, at: float, last
     return f"waits for a message since {clipped(phrase(last))}"
 
 
-def _of_job(run: RecordedJob, ends: dict[str, ActorEnd], lead: str, status: object) -> Stuck:
-    assert isinstance(status, Status)
+def _of_job(run: RecordedJob, ends: dict[str, ActorEnd], lead: str) -> Stuck | None:
+    """None where the lead is none that merges, as that of data-parallel training."""
     end = ends[lead]
     where = f"at the end of the tape of {lead} ({end.event}, {end.at:.2f} s)"
     times = [run.common(merge.event.rpartition(":")[0], merge.at) for merge in run.merges()]
@@ -143,6 +150,9 @@ def _of_job(run: RecordedJob, ends: dict[str, ActorEnd], lead: str, status: obje
     elif since_s <= long_s:
         verdict = f"nothing is stuck {where}: {last}"
     else:
+        status = _status(run, end)
+        if not isinstance(status, Status):
+            return None
         missing = [*_missing(status)]
         of = f"it waits for {listed(missing)}" if missing else "it waits for no learner"
         busy = [f"  {m.learner} is in {m.busy}" for m in status.members if m.busy]
@@ -169,22 +179,21 @@ def _others(ends: dict[str, ActorEnd], first: Sequence[str]) -> Iterable[ActorEn
     return [*named, *(each for each in more if each not in named)]
 
 
-def _of_actors(ends: dict[str, ActorEnd], told: dict[str, object]) -> Stuck:
+def _of_actors(run: RecordedRun, ends: dict[str, ActorEnd]) -> Stuck:
     """Of actors of the user's own: nothing happens any more if nobody has work, a timer, or a
     message that was not taken."""
     open_ = [each for each in ends.values() if not each.ended]
     if not open_:
         ended = tuple(ends.values())
         return Stuck("every actor has ended; nothing is stuck", (), ended, stuck=False)
-    active = {
-        who for who, status in told.items() if isinstance(status, ActorStatus) and _moves(status)
-    }
-    idle = [each for each in open_ if each.actor not in active]
+    idle = all(not _moves(_status(run, each)) for each in open_)
     verdict = f"{listed([each.actor for each in open_])} did not end"
-    if len(idle) == len(open_):
+    if idle:
         verdict += ": each waits for a message, and none is under way, no work and no timer"
-    return Stuck(verdict, (), tuple(_others(ends, [])), stuck=len(idle) == len(open_))
+    return Stuck(verdict, (), tuple(_others(ends, [])), stuck=idle)
 
 
-def _moves(status: ActorStatus) -> bool:
+def _moves(status: object) -> bool:
+    if not isinstance(status, ActorStatus):
+        return True
     return bool(status.work or status.timers or any(each.waiting for each in status.linked))

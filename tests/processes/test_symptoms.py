@@ -18,7 +18,7 @@ SAYS = {
     "a loss that rose": "loss",
     "a loss that is no number": "every number on the tapes is finite: ",
     "one step that looks odd": r"^inner step 5 of learner-1\.1 ",
-    "nothing goes on": "^the job has ended: done: .*; nothing is stuck$",
+    "nothing goes on": "^the job has ended: .*; nothing is stuck$",
     "a merge, a fragment, a message": r"merge \d+ of fragment \d+ is launched",
     "how it is going": r"^http://127\.0\.0\.1:\d+/",
     "it is slow": "^all learners: .*% computing",
