@@ -43,9 +43,9 @@ ABSENT_SHARE, AWAY_S = 0.25, 1.0
 """A learner is seldom merged if it is in less than this share of the merges, and was away for long
 if it is in none of so many in a row, for so many seconds."""
 
-DATA_SHARE, DATA_TIMES = 0.25, 3.0
-"""A learner is held up by its data if it waits for it for this share of its time, and for so many
-times the share of the median learner."""
+DATA_SHARE, DATA_TIMES, DATA_STEP_S = 0.25, 3.0, 0.005
+"""A learner is held up by its data if it waits for it for this share of its time, for so many times
+the share of the median learner, and for so many seconds a step."""
 
 HELD_SHARE, HELD_TIMES = 0.5, 3.0
 """A learner holds merges back if they wait for it alone for this share of their time, and for so
@@ -252,7 +252,8 @@ def _time(run: RecordedJob) -> Iterator[Found]:
     usual = median(each.data_share for each in times) if times else 0.0
     for each in times:
         share = each.data_share
-        if share >= DATA_SHARE and (len(times) == 1 or share >= DATA_TIMES * usual):
+        long = each.spent.data >= DATA_STEP_S * each.steps
+        if long and share >= DATA_SHARE and (len(times) == 1 or share >= DATA_TIMES * usual):
             others = f"; of the median learner {usual:.0%}" if times[1:] else ""
             said = f"{each.learner} waits for data {share:.0%} of its time{_of_step(each)}{others}"
             yield Found("time", (said,), each.learner)

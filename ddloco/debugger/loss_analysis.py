@@ -218,7 +218,7 @@ def analyse_losses(run: RecordedJob) -> LossFindings:
         counts[each.learner] = counts.get(each.learner, 0) + 1
     doubted = tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     ordered = _ordered(run, breaks)
-    suspect, because = _suspect(run, ordered, outliers, counted, _ordered(run, leaps))
+    suspect, because = _suspect(run, ordered, outliers, counted, _first_of(run, leaps, breaks))
     listed = tuple(outliers[:LISTED_MAX])
     return LossFindings(steps, ordered, listed, doubted, suspect, because)
 
@@ -239,12 +239,10 @@ def _suspect(
         worst = beyond[0]
         said = f"its contribution to merge {worst.t} has {worst.times:.3g} times the usual norm"
         return worst.learner, said
-    wild = [each for each in leaps if each.first]
-    if len({actor_of(each.learner) for each in wild}) == 1:
-        said = f"its loss was {wild[0].loss:.4g} at inner step {wild[0].step}, usually"
-        return wild[
-            0
-        ].learner, f"{said} {wild[0].usual:.4g}: no model that has just begun is so wrong"
+    if len({actor_of(each.learner) for each in leaps}) == 1:
+        said = f"its loss was {leaps[0].loss:.4g} at inner step {leaps[0].step}, usually "
+        said += f"{leaps[0].usual:.4g}; no model that has just begun is so wrong"
+        return leaps[0].learner, said
     persistent = _stands_out_for_long(run, outliers)
     if persistent[0]:
         return persistent
@@ -408,6 +406,12 @@ def find_leap(losses: Sequence[LossStep]) -> tuple[LossStep, float] | None:
         if each.loss > LEAP_USUAL_TIMES * abs(usual):
             return each, usual
     return None
+
+
+def _first_of(run: RecordedJob, some: Sequence[Break], others: Sequence[Break]) -> list[Break]:
+    """Those of some breaks that no break of another learner, of these or others, led to."""
+    firsts = run.unheard(each.event for each in (*some, *others))
+    return [each for each in some if each.event in firsts]
 
 
 def _ordered(run: RecordedJob, breaks: list[Break]) -> tuple[Break, ...]:
