@@ -11,13 +11,15 @@ from msgspec.structs import replace
 from clocks import actor_of
 from ddloco.debugger.cluster_status import RecordedLearnerStatus, status_of
 from ddloco.debugger.recorded_job import RecordedJob
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.debugger.story import GAP_S
 from ddloco.debugger.wording import clipped, listed, phrase
 from ddloco.job.protocol.status import Status
 from ddloco.monitoring.status_view import seconds, sync_in_words, waits_in_words
+from ddloco.stage.actors.events import StopRequested
 from ddloco.stage.actors.status import ActorStatus
 from ddloco.stage.files.toml import ConfigError
+from replay import tape
 
 LONG_TIMES = 5.0
 """Merges come regularly: how many times their usual distance is a standstill."""
@@ -50,9 +52,9 @@ class ActorEnd(Struct, frozen=True):
     def line(self) -> str:
         if self.ended:
             return f"  {self.actor} ended at {self.at:.2f} s: {self.ended} ({self.event})"
-        gone = f", {seconds(self.before_s)} before the others'" if self.is_gone else ""
-        tape = f"its tape ends at {self.at:.2f} s{gone} ({self.event})"
-        return f"  {self.actor}: {self.state}; {tape}"
+        gone = f", {seconds(self.before_s)} before that" if self.is_gone else ""
+        last = f"its last event was at {self.at:.2f} s{gone} ({self.event})"
+        return f"  {self.actor}: {self.state}; {last}"
 
 
 class Stuck(Struct, frozen=True):
@@ -81,42 +83,72 @@ class Stuck(Struct, frozen=True):
 
 
 def stuck_at_end(run: RecordedRun) -> Stuck:
-    newest = {actor_of(who): who for who in run.tapes}
-    ends = {who: _end_of(run, who) for who in newest.values() if _begun(run, who)}
-    if not ends:
+    """Return what a run waits for at its end; of one that was asked to stop, if it waited for
+    something just before that, then."""
+    asked = _asked_to_stop(run)
+    if asked is not None:
+        found = _stuck(run, asked)
+        if found is not None and found.stuck:
+            said = f"until it was asked to stop, at {asked:.2f} s, it was {found.verdict}"
+            return replace(found, verdict=said)
+    found = _stuck(run, None)
+    if found is None:
         raise ConfigError(f"{run.path}: its tapes have no events")
-    latest = max(end.at for end in ends.values())
-    ends = {who: replace(end, before_s=latest - end.at) for who, end in ends.items()}
+    return found
+
+
+def _asked_to_stop(run: RecordedRun) -> float | None:
+    times = [
+        run.common(who, record.at)
+        for who in run.tapes
+        for record, event in run.events(who, StopRequested)
+        if isinstance(event, StopRequested)
+    ]
+    return min(times, default=None)
+
+
+def _stuck(run: RecordedRun, until: float | None) -> Stuck | None:
+    """What the events say that came before a time; None if there are none."""
+    newest = {actor_of(who): who for who in run.tapes}
+    ends = {who: end for who in newest.values() if (end := _end_of(run, who, until)) is not None}
+    if not ends:
+        return None
+    now = max(end.at for end in ends.values()) if until is None else until
+    ends = {who: replace(end, before_s=now - end.at) for who, end in ends.items()}
     lead = newest.get(run.job.syncer_names()[0], "") if isinstance(run, RecordedJob) else ""
-    found = _of_job(run, ends, lead) if isinstance(run, RecordedJob) and lead in ends else None
-    found = found if found is not None else _of_actors(run, ends)
+    found = None
+    if isinstance(run, RecordedJob) and lead in ends:
+        found = _of_job(run, ends, lead, ends[lead].at if until is None else until)
+    found = found if found is not None else _of_actors(run, ends, until)
     shown = {each.actor for each in found.shown()}
     return replace(
         found, actors=tuple(_with_state(run, e) if e.actor in shown else e for e in found.actors)
     )
 
 
-def _begun(run: RecordedRun, who: str) -> bool:
-    found = run.tape_of(who)
-    return found.events > found.header.after
-
-
-def _end_of(run: RecordedRun, who: str) -> ActorEnd:
+def _end_of(run: RecordedRun, who: str, until: float | None) -> ActorEnd | None:
     """As the tape says; no machine is stepped."""
     found = run.tape_of(who)
-    at, _ = run.event(who, found.events)
-    return ActorEnd(who, f"{who}:{found.events}", run.common(who, at), 0.0, found.closed or "", "")
+    number, ended = found.events, found.closed or ""
+    if until is not None:
+        events = (each for each in found.records() if isinstance(each, tape.Event))
+        before = [each.n for each in events if run.common(who, each.at) < until]
+        number, ended = (before[-1] if before else 0), ended * (len(before) == found.events)
+    if number <= found.header.after:
+        return None
+    at, _ = run.event(who, number)
+    return ActorEnd(who, f"{who}:{number}", run.common(who, at), 0.0, ended, "")
 
 
 def _with_state(run: RecordedRun, end: ActorEnd) -> ActorEnd:
     if end.ended:
         return end
-    _, last = run.event(end.actor, run.tape_of(end.actor).events)
+    _, last = run.event(*parse_event(end.event))
     return replace(end, state=_state(_status(run, end), end.at, last))
 
 
 def _status(run: RecordedRun, end: ActorEnd) -> Status | RecordedLearnerStatus | ActorStatus:
-    return status_of(run, end.actor, run.tape_of(end.actor).events)
+    return status_of(run, *parse_event(end.event))
 
 
 def _state(status: Status | RecordedLearnerStatus | ActorStatus, at: float, last: object) -> str:
@@ -133,12 +165,13 @@ def _state(status: Status | RecordedLearnerStatus | ActorStatus, at: float, last
     return f"waits for a message since {clipped(phrase(last))}"
 
 
-def _of_job(run: RecordedJob, ends: dict[str, ActorEnd], lead: str) -> Stuck | None:
+def _of_job(run: RecordedJob, ends: dict[str, ActorEnd], lead: str, now: float) -> Stuck | None:
     """None where the lead is none that merges, as that of data-parallel training."""
     end = ends[lead]
     where = f"at the end of the tape of {lead} ({end.event}, {end.at:.2f} s)"
-    times = [run.common(merge.event.rpartition(":")[0], merge.at) for merge in run.merges()]
-    since_s = end.at - (times[-1] if times else run.common(lead, 0.0))
+    known = [run.common(merge.event.rpartition(":")[0], merge.at) for merge in run.merges()]
+    times = [at for at in known if at <= now]
+    since_s = now - (times[-1] if times else run.common(lead, 0.0))
     last = f"the last merge was done {seconds(since_s)} before" if times else "there is no merge"
     gaps = [b - a for a, b in pairwise(times)]
     long_s = max(GAP_S, LONG_TIMES * median(gaps)) if gaps else GAP_S
@@ -179,17 +212,19 @@ def _others(ends: dict[str, ActorEnd], first: Sequence[str]) -> Iterable[ActorEn
     return [*named, *(each for each in more if each not in named)]
 
 
-def _of_actors(run: RecordedRun, ends: dict[str, ActorEnd]) -> Stuck:
+def _of_actors(run: RecordedRun, ends: dict[str, ActorEnd], until: float | None) -> Stuck:
     """Of actors of the user's own: nothing happens any more if nobody has work, a timer, or a
     message that was not taken."""
     open_ = [each for each in ends.values() if not each.ended]
     if not open_:
         ended = tuple(ends.values())
         return Stuck("every actor has ended; nothing is stuck", (), ended, stuck=False)
-    idle = all(not _moves(_status(run, each)) for each in open_)
+    rests = until is None or all(each.before_s >= GAP_S for each in open_)
+    idle = rests and all(not _moves(_status(run, each)) for each in open_)
     verdict = f"{listed([each.actor for each in open_])} did not end"
     if idle:
-        verdict += ": each waits for a message, and none is under way, no work and no timer"
+        idle_said = "each waits for a message, and none is under way, no work and no timer"
+        verdict = f"stuck: {verdict}: {idle_said}"
     return Stuck(verdict, (), tuple(_others(ends, [])), stuck=idle)
 
 

@@ -8,7 +8,7 @@ from ddloco.cli.debug import why
 from ddloco.cli.parser import parser
 from ddloco.debugger.cluster_status import cluster_at
 from ddloco.debugger.recorded_job import open_job
-from ddloco.debugger.stuck import ActorEnd, _of_actors, stuck_at_end
+from ddloco.debugger.stuck import ActorEnd, _of_actors, _stuck, stuck_at_end
 from ddloco.stage.actors.status import ActorStatus
 from tests.ddloco.debugger.cuts import killed
 
@@ -40,6 +40,26 @@ def test_a_run_that_was_killed_while_it_merged_is_not_stuck(stalled, tmp_path, a
     found = stuck_at_end(open_job(killed(stalled, tmp_path / "run", at)))
     assert not found.stuck
     assert [line.partition(" at the end ")[0] for line in found.lines()] == ["nothing is stuck"]
+
+
+@pytest.mark.parametrize("until", [58.0, 140.0, 200.0])
+def test_what_it_waited_for_until_a_time_is_that_of_tapes_which_end_there(stalled, tmp_path, until):
+    """So a run that was asked to stop while it stood still says for whom it stood."""
+    cut, whole = open_job(killed(stalled, tmp_path / "run", until)), open_job(stalled.path)
+    found, wanted = _stuck(whole, until), stuck_at_end(cut)
+    assert found.stuck == wanted.stuck == (until == 140.0)
+    assert found.waits == wanted.waits
+    assert [each.actor for each in found.shown()] == [each.actor for each in wanted.shown()]
+
+
+def test_who_was_asked_to_stop_while_it_stood_is_told_so(stalled, monkeypatch):
+    """With when; and a run that merged then has ended, and no more."""
+    for at, said in (
+        (140.0, "until it was asked to stop, at 140.00 s, it was stuck at "),
+        (58.0, "the job has ended"),
+    ):
+        monkeypatch.setattr("ddloco.debugger.stuck._asked_to_stop", lambda _, at=at: at)
+        assert stuck_at_end(open_job(stalled.path)).verdict.startswith(said)
 
 
 def test_a_run_that_has_ended_is_not_stuck(run, folder, capsys):
@@ -92,5 +112,5 @@ def test_actors_of_ones_own(ends, told, stuck, said, monkeypatch):
     """Nothing happens any more if nobody has work, a timer or a message."""
     of = {each.actor: status for each, status in zip(ends, told, strict=True)}
     monkeypatch.setattr("ddloco.debugger.stuck._status", lambda _, end: of[end.actor])
-    found = _of_actors(None, {each.actor: each for each in ends})
+    found = _of_actors(None, {each.actor: each for each in ends}, None)
     assert (found.stuck, said in found.verdict) == (stuck, True), found
