@@ -3,7 +3,7 @@ evidence and is quiet if there is nothing to say; none of them says who is to bl
 losses (``loss_analysis``)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import median
 
 from msgspec import Struct
@@ -153,6 +153,8 @@ def _tensors(run: RecordedJob) -> Iterator[Found]:
         return
     of = [p for p, fragment in enumerate(plan.fragments) for _ in fragment]
     names = [leaf.name for fragment in plan.fragments for leaf in fragment]
+    if not any(_stood_once(run, who, len(of)) for who in run.learners):
+        return  # Messages are decoded only where there is something to explain.
     still = {who: _still_of(run, who, of) for who in run.learners}
     for who, own in still.items():
         others = [share for each, share in still.items() if actor_of(each) != actor_of(who)]
@@ -166,6 +168,15 @@ def _tensors(run: RecordedJob) -> Iterator[Found]:
             were = "as they were" if stand[1:] else "as it was"
             said = f"{who}: its last updates left {listed(stand)} {were}; another learner's did not"
             yield Found("tensors", (said,), who)
+
+
+def _stood_once(run: RecordedJob, learner: str, tensors: int) -> bool:
+    """Whether any tensor was after one request of steps as it was after the one before."""
+    width = TENSOR_DIGEST_BYTES
+    digests = [event.tensors for _, event in run.finished(learner)]
+    whole = [each for each in digests if len(each) == width * tensors]
+    places = [slice(at * width, (at + 1) * width) for at in range(tensors)]
+    return any(one[p] == other[p] for one, other in pairwise(whole) for p in places)
 
 
 def _still_of(run: RecordedJob, learner: str, of: Sequence[int]) -> dict[int, float]:

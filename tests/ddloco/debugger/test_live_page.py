@@ -4,6 +4,7 @@ import http.client
 import json
 import shutil
 import threading
+from functools import partial
 from itertools import product
 from urllib.parse import quote, urlsplit
 
@@ -24,7 +25,8 @@ class Served:
 
     def __init__(self, folder):
         self.server, self.address = server_of(LivePage(folder, salvage=False, trust=False))
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        serve = partial(self.server.serve_forever, poll_interval=0.01)
+        threading.Thread(target=serve, daemon=True).start()
 
     def get(self, what="", method="GET", path=None, host=None):
         """Status, body, headers."""

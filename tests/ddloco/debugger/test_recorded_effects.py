@@ -13,13 +13,13 @@ def test_what_is_told_is_what_was_done(run):
     """Of each event of a run: the lines of its log, and the messages that came, and no other."""
     asked = 0
     for who in ("learner-0.1", "syncer.1"):
-        for step in list(run.stepper(who).steps())[3:400:50]:
+        for step in list(run.stepper(who).steps())[3:400:90]:
             told = recorded_effects(run.path, who, step.number)
             differ, equal = compared(told, step.effects)
             assert equal == len(told)
             assert all(then == "only a digest is on the tape" for _, then, _ in differ), differ
             asked += equal
-    assert asked > 9
+    assert asked > 4
 
 
 def test_an_effect_that_differs_stands_beside_the_recorded_one(run):
