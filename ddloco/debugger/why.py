@@ -100,7 +100,8 @@ def why_nan(run: RecordedJob) -> Told:
     lines = found.lines()
     if not run.is_simulated:
         learners = [each.whose for each in found.firsts if each.learner] or ["*"]
-        lines.append("which tensor it was, also of the optimizer's state, a replay shows:")
+        there = "which tensor it was" if found.firsts else "whether a tensor was not, for a step"
+        lines.append(f"{there}, also of the optimizer's state, a replay shows:")
         lines += [f"  {_replay(run, '--watch', f'{who} * not-finite > 0')}" for who in learners]
     return lines, msgspec.to_builtins(found)
 
