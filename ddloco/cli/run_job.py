@@ -19,6 +19,7 @@ from ddloco.api.launch import (
     run_job,
 )
 from ddloco.cli.ask import complain, with_source
+from ddloco.debugger.wording import listed
 from ddloco.job.config import Job, load_job
 from ddloco.job.protocol.status import Numbers
 from ddloco.machines.syncer.shutdown import DIVERGED
@@ -115,8 +116,8 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
 def _run_job(given: argparse.Namespace, cluster: JobActors, sinks: list[Sink]) -> int:
 
     console, program = SafeConsole(), cluster.program
-    for _, line in apart({name: program.flags(name) for name in program.followers}):
-        console.print(line, soft_wrap=True, highlight=False)
+    for who, line in apart({name: program.flags(name) for name in program.followers}):
+        console.print(f"{listed(who)}: {line}", soft_wrap=True, highlight=False)
     terminated: list[str] = []
 
     def terminate(reason: str) -> None:

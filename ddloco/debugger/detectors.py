@@ -214,7 +214,7 @@ def _settings(run: RecordedJob) -> Iterator[Found]:
     """Versions, variables, source files, and files of one name, in which learners differ."""
     said = {who: _software(run.identity(who)) for who in run.learners if who in run.tapes}
     for who, line in apart(said):
-        yield Found("settings", (line,), who[0] if len(who) == 1 else "")
+        yield Found("settings", (f"{listed(who)}: {line}",), who[0] if len(who) == 1 else "")
 
 
 def _software(identity: dict[str, str]) -> dict[str, str]:

@@ -17,13 +17,13 @@ from ddloco.debugger.one_step import step_of
 from ddloco.debugger.recorded_job import job_in, open_run
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.report import page_of
-from ddloco.debugger.report_data import report_data
+from ddloco.debugger.report_data import ReportData, report_data
 from ddloco.debugger.story import story_of
 from ddloco.debugger.why import why_event
 from ddloco.replayer.recording import run_folder_of
 from ddloco.stage.files.run_folder import TAPES
 from ddloco.stage.files.toml import ConfigError
-from ddloco.stage.process.entry_point import NamedError
+from ddloco.stage.process.entry_point import NamedError, in_one_line
 from replay import Divergence, TapeError
 from replay.tape import SUFFIX
 from snapshot import SnapshotError, StorageError
@@ -61,7 +61,10 @@ class LivePage:
 
     def page(self) -> bytes:
         with self._lock:
-            return page_of(report_data(self._open()), live=True)
+            data = self._make()
+            if self._told.problem:
+                raise ConfigError(self._told.problem)
+            return page_of(data, live=self._told.number)
 
     def told(self, known: int) -> bytes | None:
         """Return newer data than ``known`` ones, None if there are none."""
@@ -94,15 +97,16 @@ class LivePage:
         found = sorted((run_folder_of(self._folder) / TAPES).glob(f"*{SUFFIX}"))
         return {each.name: each.stat().st_size for each in found if each.exists()}
 
-    def _make(self) -> None:
+    def _make(self) -> ReportData:
         begun, self._sizes = time.monotonic(), self._sizes_now()
-        number = self._told.number + 1
+        data, number = ReportData([]), self._told.number + 1
         try:
-            data = msgspec.json.encode(report_data(self._open()))
-            self._told = Told(number, msgspec.Raw(data))
+            data = report_data(self._open())
+            self._told = Told(number, msgspec.Raw(msgspec.json.encode(data)))
         except READ as error:
             self._told = Told(number, problem=f"not read yet, tried again: {error}")
         self._rest_until = time.monotonic() + REST_TIMES * (time.monotonic() - begun)
+        return data
 
 
 def server_of(page: LivePage, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
@@ -146,6 +150,9 @@ class _Handler(BaseHTTPRequestHandler):
         except READ as error:
             lines = msgspec.json.encode({"lines": [str(error)]})
             return self._answer(HTTPStatus.OK, lines, "application/json")
+        except Exception as error:  # noqa: BLE001, the page says what it is, and asks again
+            lines = msgspec.json.encode({"lines": [f"cannot be told: {in_one_line(error)}"]})
+            return self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, lines, "application/json")
 
     def _given(self, what: str, words: dict[str, list[str]], path: str) -> None:
         if not path.startswith(self.root):

@@ -18,16 +18,16 @@ from ddloco.workers.data_stream import unpack_cursor
 BATCH_CHARS = 8
 """Hexadecimal digits of a batch's digest that are shown."""
 
-
 INSTALLED_MAX = 2
 """Fragments that are named which were installed."""
 
 
 class StepTime(Struct, frozen=True):
     """How long the request took that a step was in, in seconds; ``usual_s`` is that of the requests
-    before it, for as many steps; ``count`` is how many steps it had."""
+    before it, for as many steps; ``count`` is how many steps it had. ``took_s`` is None if it was
+    asked for before the tape begins: then it is not known what was installed, either."""
 
-    took_s: float
+    took_s: float | None
     data_s: float
     compiling_s: float
     count: int
@@ -78,7 +78,11 @@ class StepAnswer(Struct, frozen=True):
         twins = f", the same as of {listed(self.twins)}" if self.twins else ""
         counts = f"; schedules at {', '.join(map(str, self.counts))}" if self.counts else ""
         lines.append(f"  batch {self.batch[:BATCH_CHARS]}, {self.tokens:,} tokens{twins}{counts}")
-        lines += [f"  {self._took()}", f"  before it, {self._installed()}"]
+        if self.time.took_s is None:
+            lines.append("  it was asked for before the tape begins")
+        else:
+            took = self._took(self.time.took_s)
+            lines += [f"  {took}", f"  before it, {self._installed()}"]
         if self.moved or self.still:
             left = f"; it left {listed(self.still)} as it was" if self.still else ""
             lines.append(f"  its update moved {self._of_tensors()}{left}")
@@ -94,11 +98,10 @@ class StepAnswer(Struct, frozen=True):
         more = len(others)
         return said + (f"; into {more} more, until merge {others[-1][0]}" if more else "")
 
-    def _took(self) -> str:
-        time = self.time
-        said = f"took {seconds(time.took_s)}"
+    def _took(self, took_s: float) -> str:
+        time, said = self.time, f"took {seconds(took_s)}"
         if time.count > 1:
-            said = f"{time.count} steps from {self.first} on took {seconds(time.took_s)} together"
+            said = f"{time.count} steps from {self.first} on took {seconds(took_s)} together"
         said += f" (usually {seconds(time.usual_s)})" if time.usual_s is not None else ""
         said += f", {seconds(time.data_s)} of it for data"
         return said + (f", {seconds(time.compiling_s)} compiling" if time.compiling_s else "")
@@ -169,7 +172,7 @@ def _asked(
             took.append((step.at - begun, step.event.count))
     if result.work not in requests:  # It was asked for before the tape begins.
         nothing = RunStep(result.work, result.step, (), "")
-        return nothing, StepTime(0.0, result.data_s, result.compiling_s, result.count, None)
+        return nothing, StepTime(None, result.data_s, result.compiling_s, result.count, None)
     usual = [each_s / count for each_s, count in took[-1 - BEFORE_STEPS : -1]]
     usual_s = median(usual) * result.count if usual else None
     spent = StepTime(took[-1][0], result.data_s, result.compiling_s, result.count, usual_s)

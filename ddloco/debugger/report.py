@@ -52,17 +52,18 @@ def check_report_place(place: Path) -> None:
         raise ConfigError(f"{place}: exists, and is no report; name another file with --out")
 
 
-def page_of(data: ReportData, *, live: bool = False) -> bytes:
-    """Return the page; a ``live`` one asks the program that serves it for newer data."""
+def page_of(data: ReportData, *, live: int = 0) -> bytes:
+    """Return the page; a ``live`` one asks the program that serves it for newer data than those of
+    this number."""
     parts = files("ddloco.debugger") / "report_page"
     style, script = ((parts / name).read_text("utf-8") for name in ("style.css", "script.js"))
     policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'"
-    policy += "; connect-src 'self'" * live
+    policy += "; connect-src 'self'" * bool(live)
     filled = {
         "POLICY": policy,
         "TITLE": escape(" and ".join(run.name for run in data.runs)),
         "STYLE": style,
-        "LIVE": "yes" if live else "no",
+        "LIVE": str(live),
         "DATA": safe_json(data),
         "SCRIPT": script,
     }

@@ -147,7 +147,6 @@ class Board:
     """Whether a learner that comes or goes is news, as for somebody who starts them by hand."""
     standstill: str = ""
     """What the job waits for, if nothing has been merged for too long."""
-    """What the job waits for, if nothing has been merged for too long."""
 
     def __post_init__(self) -> None:
         steps = self.job.job.steps

@@ -1,7 +1,7 @@
 "use strict";
 // Draws the report from the data in this page. Texts of tapes are only ever set as text.
 (() => {
-  const source = document.getElementById("data"), live = source.dataset.live === "yes";
+  const source = document.getElementById("data"), live = Number(source.dataset.live) > 0;
   let DATA = JSON.parse(source.textContent), trained = false, painters = [];
   const page = document.getElementById("page"), tip = document.getElementById("tip");
   const LIGHT = ["#4269d0", "#c9851a", "#cc4f3f", "#3d968b", "#8661c1", "#5f8f3e", "#b8578f",
@@ -1243,7 +1243,7 @@
     if (before) scrollTo({ top, behavior: "instant" });
   };
   const FOLLOW_MS = 2000;
-  let known = 0;
+  let known = Number(source.dataset.live);
   const follow = async () => {
     let said = "";
     try {
@@ -1252,7 +1252,7 @@
         const told = await answer.json();
         [known, said] = [told.number, told.problem];
         if (told.data) { DATA = told.data; draw(); }
-      }
+      } else if (answer.status >= 400) said = (await answer.json()).lines[0];
     } catch { said = "the program that served this page has ended; this is the last it said"; }
     document.documentElement.dataset.known = String(known);
     document.getElementById("problem").textContent = said;

@@ -326,12 +326,11 @@ class Registrar:
         return found
 
     def _flags_apart(self, name: str, want: Want) -> list[str]:
-        """In which variables learners differ since this one has come, in words."""
-        before = {line for _, line in apart(self._flags)}
+        """In which variables the learner that has come differs from most, in words."""
         if name in self._learners:
             known = self._program.flags(name)
             self._flags[name] = {key: v for key, v in want.identity.items() if key in known}
-        return [line for _, line in apart(self._flags) if line not in before][:DIFFERENCES_MAX]
+        return [line for who, line in apart(self._flags) if name in who][:DIFFERENCES_MAX]
 
     def _refuse(self, name: str, reason: str) -> None:
         self._refusals.add(name, reason)

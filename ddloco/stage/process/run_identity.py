@@ -91,8 +91,8 @@ def changes(
 
 
 def apart(identities: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[list[str], str]]:
-    """Yield in which entries actors of one job differ, in words, with those that differ from most.
-    Each may have files of its own."""
+    """Yield in which entries actors of one job differ, in words, behind those that differ from
+    most. Each may have files of its own."""
     for key in sorted({key for each in identities.values() for key in each}):
         theirs = {who: each.get(key, UNSET) for who, each in identities.items()}
         values = {who: v for who, v in theirs.items() if v != UNSET or not key.startswith(FILE)}
@@ -100,7 +100,7 @@ def apart(identities: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[list[st
             usual, _ = Counter(values.values()).most_common(1)[0]
             who = [each for each, value in values.items() if value != usual]
             one, others = shown(values[who[0]]), shown(usual)
-            yield who, f"{', '.join(who)}: {known_as(key)} is {one}; of the others {others}"
+            yield who, f"{known_as(key)} is {one}; of the others {others}"
 
 
 def known_as(key: str) -> str:

@@ -77,6 +77,15 @@ def test_newer_data_come_when_tapes_have_grown(serve, run, tmp_path):
     assert (third["data"], "not read yet" in third["problem"]) == (None, True)
 
 
+def test_an_error_that_nobody_expected_is_said(serve, folder, monkeypatch):
+    """And not that the program has ended."""
+    served = serve(folder)
+    monkeypatch.setattr("ddloco.debugger.live_page.story_of", lambda *_: 1 / 0)
+    status, body, _ = served.get("story?of=merge:124")
+    assert status == 500
+    assert json.loads(body)["lines"] == ["cannot be told: ZeroDivisionError: division by zero"]
+
+
 @pytest.mark.parametrize(
     ("of", "said"),
     [

@@ -71,6 +71,16 @@ def test_tensors_that_an_update_leaves_are_named(simulate, monkeypatch):
     assert all(not each.moved and "; it left " in each.lines()[5] for each in still)
 
 
+def test_a_step_that_was_asked_for_before_the_tape_begins(run):
+    """Neither how long it took is said, nor what was installed."""
+    found = step_of(run, "learner-0.1", 20)
+    before = structs.replace(found, time=structs.replace(found.time, took_s=None), installed=())
+    said = "\n".join(before.lines())
+    assert "it was asked for before the tape begins" in said
+    assert "took" not in said
+    assert "installed" not in said
+
+
 def test_steps_that_were_asked_for_together(run):
     """Their time is of all of them, and only the first one installs."""
     found = step_of(run, "learner-0.1", 20)

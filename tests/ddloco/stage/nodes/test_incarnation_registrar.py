@@ -131,7 +131,7 @@ def test_learners_with_other_flags_are_named_once(harness, monkeypatch):
         assert harness.ask(f"{name}.9/grant", identity=identity).warning == ""
     [(event, fields)] = harness.notes
     assert (event, fields["learner"]) == ("apart", "learner-1.1")
-    assert fields["reason"] == f"learner-1: env.XLA_FLAGS is {flags}; of the others not set"
+    assert fields["reason"] == f"env.XLA_FLAGS is {flags}; of the others not set"
 
 
 def test_a_source_file_with_a_long_path_keeps_nobody_out(harness, monkeypatch):
