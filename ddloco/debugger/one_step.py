@@ -10,7 +10,7 @@ from clocks import actor_of
 from ddloco.debugger.loss_analysis import BEFORE_STEPS
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.wording import listed
-from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES, OneStep, RunStep, StepFinished
+from ddloco.job.protocol.work import OneStep, RunStep, StepFinished, tensors_apart
 from ddloco.monitoring.status_view import seconds
 from ddloco.stage.files.toml import ConfigError
 from ddloco.workers.data_stream import unpack_cursor
@@ -191,15 +191,7 @@ def _moved(
             break
         before = event.tensors
     names = [leaf.name for fragment in plan.fragments for leaf in fragment] if plan else []
-    width = TENSOR_DIGEST_BYTES
-    if not names or not len(before) == len(result.tensors) == width * len(names):
-        return (), ()
-    same = {
-        name
-        for at, name in enumerate(names)
-        if before[at * width : (at + 1) * width] == result.tensors[at * width : (at + 1) * width]
-    }
-    return tuple(n for n in names if n not in same), tuple(n for n in names if n in same)
+    return tensors_apart(names, before, result.tensors)
 
 
 def _twins(run: RecordedJob, who: str, number: int, own: OneStep) -> Sequence[str]:

@@ -18,7 +18,7 @@ from ddloco.debugger.merge_processes import merges_in
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.wording import LISTED_MAX, listed
-from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES
+from ddloco.job.protocol.work import tensors_apart
 from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.what_if import change_of
 from ddloco.stage.files.toml import ConfigError
@@ -326,17 +326,9 @@ def _contribution_differs(one: Item, other: Item) -> str:
 def _in_tensors(one: Item, other: Item) -> str:
     """The tensors in which two updates, two contributions, or two results of merges differ, in
     words, and the others; empty if their digests are not on the tapes."""
-    names, digests = one.tensors
-    if not digests or len(digests) != len(other.tensors[1]):
-        return ""
-    parts: dict[bool, list[str]] = {True: [], False: []}
-    for at, name in enumerate(names):
-        place = slice(at * TENSOR_DIGEST_BYTES, (at + 1) * TENSOR_DIGEST_BYTES)
-        parts[digests[place] == other.tensors[1][place]].append(name)
-    if not parts[False]:
-        return ""
-    equal = f" ({listed(parts[True])} equal)" if parts[True] else ""
-    return f" in {listed(parts[False])}{equal}"
+    differ, equal = tensors_apart(one.tensors[0], one.tensors[1], other.tensors[1])
+    also = f" ({listed(equal)} equal)" if equal else ""
+    return f" in {listed(differ)}{also}" if differ else ""
 
 
 def _computations(mine: Alignment, theirs: Alignment) -> Iterator[str]:

@@ -185,6 +185,20 @@ TENSOR_DIGEST_BYTES = 4
 """Bytes of a tensor's digest on a tape: enough to tell which tensor differs first."""
 
 
+def tensors_apart(
+    names: Sequence[str], one: bytes, other: bytes
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the tensors whose digests differ, and those that are equal; both empty if the digests
+    of some are not on the tapes."""
+    n = TENSOR_DIGEST_BYTES
+    if not names or not len(one) == len(other) == n * len(names):
+        return (), ()
+    places = [slice(at * n, (at + 1) * n) for at in range(len(names))]
+    same = [one[place] == other[place] for place in places]
+    differ = tuple(name for name, equal in zip(names, same, strict=True) if not equal)
+    return differ, tuple(name for name, equal in zip(names, same, strict=True) if equal)
+
+
 def first_tensor(leaves: Sequence[Leaf], one: bytes, other: bytes) -> str:
     """The first tensor whose digest differs; empty if that is unknown. The digests are as in
     ``FragmentEncoded.tensors``; those in old tapes are empty."""
