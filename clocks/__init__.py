@@ -14,7 +14,9 @@ from clocks.files import is_in_use as is_in_use
 from clocks.files import make_durable as make_durable
 from clocks.files import mark_in_use as mark_in_use
 from clocks.files import open_regular as open_regular
+from clocks.files import open_to_append as open_to_append
 from clocks.files import read_regular as read_regular
+from clocks.files import read_text as read_text
 from clocks.files import replace_file as replace_file
 from clocks.sequence import LaneSequence as LaneSequence
 from clocks.sequence import Verdict as Verdict

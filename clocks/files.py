@@ -1,5 +1,5 @@
-"""Safe opening of files named by others: only regular files, and never blocking; and files that
-are replaced whole.
+"""The doors to files: what is read is a regular file and never blocks, what is appended to is no
+link, and what is written is replaced whole. ``tests/test_tidy.py`` names who opens files otherwise.
 
 This has nothing to do with clocks; it is here because every package reads files and may import this
 one. Opening a FIFO for reading blocks until a process writes to it, and reading a device may never
@@ -83,22 +83,43 @@ def replace_file(
         raise
 
 
-def open_regular(path: str | Path) -> FileIO:
-    """Open a regular file for reading, unbuffered.
+def open_regular(path: str | Path, *, links: bool = True) -> FileIO:
+    """Open a regular file for reading, unbuffered. Without ``links`` a link is refused, as where
+    the folder may be a stranger's and what is read goes to others.
 
     Raises:
-        OSError: it cannot be opened, or is a folder, a FIFO, a socket or a device.
+        OSError: it cannot be opened, or is a folder, a FIFO, a socket, a device, or a refused link.
     """
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "a path has no NUL byte", str(path).replace("\0", "\\0"))
-    # O_NONBLOCK, because opening a FIFO would wait for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return _opened(path, "rb", os.O_RDONLY, links=links)
+
+
+def open_to_append(path: Path) -> FileIO:
+    """Open a file of this process's own for appending, unbuffered, and create it if it is not
+    there. A link is refused: whoever may make one here would choose what is written to.
+
+    Raises:
+        OSError: as for ``open_regular``.
+    """
+    return _opened(path, "ab", os.O_WRONLY | os.O_CREAT | os.O_APPEND, links=False)
+
+
+def _opened(path: str | Path, mode: str, flags: int, *, links: bool) -> FileIO:
+    # O_NONBLOCK, because opening a FIFO would wait for who is at its other end.
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not links and Path(path).is_symlink():
+            raise OSError(errno.ELOOP, "is a link, not a regular file", str(path)) from None
+        raise
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind != stat.S_IFREG:
         os.close(descriptor)
         said = f"is {_KINDS.get(kind, 'something else')}, not a regular file"
         raise OSError(errno.EINVAL, said, str(path))
-    return FileIO(descriptor, "rb")
+    return FileIO(path, mode, opener=lambda *_: descriptor)
 
 
 def read_regular(path: str | Path, most: int = -1) -> bytes:
@@ -114,6 +135,17 @@ def read_regular(path: str | Path, most: int = -1) -> bytes:
         while len(data) < most and (piece := file.read(most - len(data))):
             data += piece
         return bytes(data)
+
+
+def read_text(path: str | Path, most: int = -1) -> str:
+    """The text of a regular file in UTF-8, as Python reads text: all line ends are newlines, and a
+    byte-order mark is left out. For the rest as ``read_regular``.
+
+    Raises:
+        OSError: as for ``open_regular``.
+        UnicodeDecodeError: the file is not text.
+    """
+    return read_regular(path, most).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def mark_in_use(file: IO[bytes]) -> None:

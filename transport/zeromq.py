@@ -20,6 +20,7 @@ from typing import Any
 import trio
 import zmq
 
+from clocks import read_text
 from transport.address_family import dials_ipv6, is_ipv6, listens_on_ipv6
 from transport.connections import Connections
 from transport.curve_auth import Curve, CurveGate, Refusal, refuse_old_protocols
@@ -622,10 +623,7 @@ def _written_in(address: str) -> str:
     """The address in a file; empty if there is none."""
     path = Path(address.removeprefix(FILE))
     try:
-        if not path.is_file():  # Opening a FIFO would block.
-            return ""
-        with path.open() as file:
-            return file.readline(ADDRESS_CHARS_MAX).strip()
+        return read_text(path, ADDRESS_CHARS_MAX).partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError):
         return ""
 

@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from statistics import fmean
@@ -32,15 +32,16 @@ import tomli_w
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from clocks import read_regular, replace_file
 from ddloco.debugger.recorded_job import open_job
 from ddloco.debugger.report_data import report_data
 from ddloco.job.config import Job, job_from, override, with_overrides
 from ddloco.job.protocol.tape_facts import SEMANTICS
 from ddloco.stage.files.faults import LARGE, Whole
-from ddloco.stage.files.run_folder import LOG_FILE
 from ddloco.stage.files.toml import ConfigError, Section, convert, read_toml
 from ddloco.stage.files.trust import job_digest
 from ddloco.stage.process.code_version import own_version
+from ddloco.stage.process.log_tail import LogTail
 from ddloco.stage.process.run_identity import (
     DDLOCO,
     FILE,
@@ -193,7 +194,7 @@ class Cell(Struct, frozen=True):
         """Return its result, if it was run before as it would be now; and what has changed since it
         was run, in words."""
         try:
-            data = (self.folder / RESULT_FILE).read_bytes()
+            data = read_regular(self.folder / RESULT_FILE)
             found = msgspec.json.decode(data, type=CellResult)
         except (FileNotFoundError, msgspec.DecodeError):
             return None, []
@@ -294,7 +295,7 @@ def run_cell(experiment: Experiment, cell: Cell) -> CellResult:
     folder, plain = cell.folder, _plain_of(experiment, cell)
     folder.mkdir(parents=True, exist_ok=True)
     job = {key: each for key, each in plain.items() if key not in ENVIRONMENT}
-    (folder / "job.toml").write_text(tomli_w.dumps(job))
+    replace_file(folder / "job.toml", [tomli_w.dumps(job).encode()])
     run, schedule = folder / "run", folder / "schedule"
     train = ["run", str(folder / "job.toml"), "--dir", str(run), "--overwrite", "--with-parent"]
     values: dict[str, float] = {}
@@ -306,13 +307,14 @@ def run_cell(experiment: Experiment, cell: Cell) -> CellResult:
         about = {"name": "cell", "checks": False, "seed": cell.seed, **_limits(experiment)}
         if schedule.exists():  # Of a cell that was stopped.
             shutil.rmtree(schedule)
-        (folder / "scenario.toml").write_text(tomli_w.dumps({"scenario": about, **acted}))
+        scenario = tomli_w.dumps({"scenario": about, **acted})
+        replace_file(folder / "scenario.toml", [scenario.encode()])
         simulate = ["simulate", str(folder / "scenario.toml"), "--dir", str(schedule), "--json"]
         values = json.loads(_ddloco(cell, *simulate))["cases"][0]["values"]
         _ddloco(cell, *train, "--schedule", str(schedule))
     result = _result_of(cell, run, values, time.monotonic() - begun)
     result = replace(result, identity=_identity_of(experiment, cell, run), tuned=cell.tuned)
-    (folder / RESULT_FILE).write_bytes(msgspec.json.encode(result))
+    replace_file(folder / RESULT_FILE, [msgspec.json.encode(result)])
     return result
 
 
@@ -389,14 +391,9 @@ def _ddloco(cell: Cell, *arguments: str) -> str:
     return done.stdout
 
 
-def _log(run: Path) -> Iterator[dict[str, Any]]:
-    with (run / LOG_FILE).open() as lines:
-        yield from map(json.loads, lines)
-
-
 def _result_of(cell: Cell, run: Path, values: dict[str, float], took_s: float) -> CellResult:
     """The result of a cell, from the log and the tapes of its run."""
-    lines = list(_log(run))
+    lines = LogTail(run).new_lines()
     found = next((line for line in lines if line["event"] == "result"), {})
     links = report_data(open_job(run)).runs[0].links
     return CellResult(

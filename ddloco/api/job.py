@@ -26,7 +26,6 @@ from ddloco.api.launch import (
     LaunchTerms,
     folder_for,
     open_tracked,
-    pinned_text,
     run_job,
 )
 from ddloco.api.model import Model, model_of, tensors_at
@@ -39,9 +38,11 @@ from ddloco.monitoring.client import UnansweredError, open_observer
 from ddloco.monitoring.live_display import Board
 from ddloco.monitoring.metrics import Sink
 from ddloco.stage.actors.observations import DISCARDED, TAKEN
+from ddloco.stage.files.run_folder import SOURCE
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.entry_point import pinned_text
 from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.log_tail import LogTail
 from ddloco.workers.executor import MODEL_FILE
@@ -218,7 +219,7 @@ class Job:
         job = cls.__new__(cls)
         job.config = load_job(Path(path), settings)
         job._task = job.config.job.task
-        job._module = pinned_text(job.config, Path(path).parent)
+        job._module = pinned_text(Path(path).parent / SOURCE, job.config.job.task)
         return job
 
     def __repr__(self) -> str:

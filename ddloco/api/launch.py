@@ -9,7 +9,7 @@ from typing import Any
 import trio
 from rich.console import Console
 
-from clocks import actor_of
+from clocks import actor_of, replace_file
 from ddloco.job.config import Job
 from ddloco.job.job_folder import check_place
 from ddloco.job.keys import keys_of
@@ -19,14 +19,13 @@ from ddloco.monitoring.metrics import Sink
 from ddloco.monitoring.trackers import close_all, open_trackers
 from ddloco.roles.job_program import JobProgram, program_of
 from ddloco.stage.driver.resume import continuing
-from ddloco.stage.files.run_folder import LOSS_FILE, SOURCE, next_folder, open_folder
+from ddloco.stage.files.run_folder import LOSS_FILE, next_folder, open_folder
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.fault_injector import live_schedule
 from ddloco.stage.nodes.single_process import Cluster, Outcome
 from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.process.best_effort import BestEffort
 from ddloco.stage.process.console import SafeConsole
-from ddloco.stage.process.entry_point import pinned_file
 from ddloco.stage.process.log_tail import LogTail
 from ddloco.workers.task import check_task_name, task_digests
 from ddloco.workers.task_sources import keep_sources
@@ -71,13 +70,6 @@ class LaunchTerms:
     asked: str = "chaos"
     fault: str = "chaos."
     fresh_learners: bool = False
-
-
-def pinned_text(job: Job, folder: Path) -> str:
-    """The text of a job's pinned module, from the run folder of its job file; empty if it has
-    none."""
-    path = pinned_file(folder / SOURCE, job.job.task)
-    return path.read_text() if path is not None else ""
 
 
 def folder_for(job: Job, folder: Path | None, module: str = "") -> Path:
@@ -191,7 +183,7 @@ async def run_job(
             "the display", lambda: show_live(LogTail(cluster.folder), board, console, done)
         )
         figure = cluster.folder / LOSS_FILE
-        best.do("the figure", lambda: figure.write_text(board.losses()), 0)
+        best.do("the figure", lambda: replace_file(figure, [board.losses().encode()]), 0)
 
     async with trio.open_nursery() as outer:
         if beside is not None:

@@ -9,15 +9,7 @@ from typing import Any
 import trio
 from rich.progress import Progress
 
-from ddloco.api.launch import (
-    JobActors,
-    JobEnd,
-    LaunchTerms,
-    folder_for,
-    open_tracked,
-    pinned_text,
-    run_job,
-)
+from ddloco.api.launch import JobActors, JobEnd, LaunchTerms, folder_for, open_tracked, run_job
 from ddloco.cli.ask import complain, with_source
 from ddloco.debugger.wording import listed
 from ddloco.job.config import Job, load_job
@@ -26,12 +18,13 @@ from ddloco.machines.syncer.shutdown import DIVERGED
 from ddloco.monitoring.metrics import Sink, metrics_in_words
 from ddloco.monitoring.status_view import interval_in_words
 from ddloco.stage.actors.observations import DISREGARDED, NOT_EVALUATED, SNAPSHOTS_FAILED, UNUSED
-from ddloco.stage.files.run_folder import JOB_FILE, LOSS_FILE, SNAPSHOTS, TAPES
+from ddloco.stage.files.run_folder import JOB_FILE, LOSS_FILE, SNAPSHOTS, SOURCE, TAPES
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.files.trust import is_ours
 from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.entry_point import pinned_text
 from ddloco.stage.process.run_identity import apart
 from ddloco.stage.process.signals import end_with_parent, stop_on_signal
 from ddloco.stage.process.terminal import one_line, quoted
@@ -47,7 +40,7 @@ def run_loaded(given: argparse.Namespace, job: Job) -> int:
     if given.with_parent:
         end_with_parent()
     try:
-        module = pinned_text(job, given.job.parent)
+        module = pinned_text(given.job.parent / SOURCE, job.job.task)
         folder = folder_for(job, given.folder, module)
         if given.schedule is not None:
             return _drive(given, job, folder)

@@ -137,7 +137,7 @@ def write_bundle(run: Path, to: Path, *, redact: bool = False) -> BundleAbout:
 def _listed(folder: Path, *, redact: bool, snapshots: bool) -> Iterator[ListedFile]:
     for path in _contents(folder, redact=redact, snapshots=snapshots):
         size, digest = 0, hashlib.sha256()
-        with open_regular(path) as file:
+        with open_regular(path, links=False) as file:
             while piece := file.read(PIECE):
                 size += len(piece)
                 digest.update(piece)
@@ -152,7 +152,7 @@ def _pack(about: BundleAbout, folder: Path, raw: IO[bytes]) -> None:
     archive = ArchiveWriter(raw)
     archive.add(ABOUT, len(data), iter([data]))
     for each in about.files:
-        with open_regular(folder / each.name) as file:
+        with open_regular(folder / each.name, links=False) as file:
             archive.add(each.name, each.size, _pieces(file, each.size))
     archive.close()
 

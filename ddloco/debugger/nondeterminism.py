@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from clocks import read_regular
+from clocks import read_text
 from ddloco.replayer.recording import run_folder_of
 from ddloco.stage.files.run_folder import JOB_FILE, SOURCE
 
@@ -97,11 +97,11 @@ def sources_of(path: Path, *, decision: bool = False) -> dict[str, str]:
     kept = [] if decision else sorted((folder / SOURCE).rglob("*.py"))[:FILES_MAX]
     files = {each.name: each for each in kept}
     try:
-        spec = tomllib.loads(read_regular(folder / JOB_FILE).decode()).get("program", "")
+        spec = tomllib.loads(read_text(folder / JOB_FILE)).get("program", "")
         module = sys.modules.get(str(spec).partition(":")[0])
         file = getattr(module, "__file__", None)
         files |= {Path(file).name: Path(file)} if file else {}
-        return {name: read_regular(each).decode() for name, each in files.items()}
+        return {name: read_text(each) for name, each in files.items()}
     except (OSError, ValueError):
         return {}
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from clocks import read_text
 from ddloco.engines.orders import EngineJob, require_keys
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.terminal import quoted
@@ -149,7 +150,7 @@ def launch(order: EngineJob) -> str:
     _check(order)
     table, name = order.settings.kubernetes, order.job.job.name
     try:
-        lines = order.file.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(order.file).splitlines()
     except OSError as error:
         raise ConfigError(f"{order.file}: cannot be read: {error.strerror}") from None
     head = HEAD.format(

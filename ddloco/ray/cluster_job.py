@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from clocks import read_text, replace_file
 from ddloco.engines.orders import check_count, check_relays
 from ddloco.job.config import Job, load_job
 from ddloco.ray.keeper import Errand, JobBoard, Keeper
@@ -59,11 +60,11 @@ def run(
     mark = f"{loaded.job.name}-{uuid.uuid4().hex[:8]}"
     place = Path(folder).absolute()
     make_folder(place)
-    (place / RAY_FILE).write_text(mark)
+    replace_file(place / RAY_FILE, [mark.encode()])
     started = ClusterJob(
         ray,
         loaded,
-        path.read_text(encoding="utf-8-sig"),
+        read_text(path),
         place,
         mark=mark,
         resources=resources or {},
@@ -87,7 +88,7 @@ def attach(
     """
     ray, loaded, place = _ray(), load_job(Path(job), overrides), Path(folder).absolute()
     try:
-        mark = (place / RAY_FILE).read_text().strip()
+        mark = read_text(place / RAY_FILE).strip()
     except OSError as error:
         said = f"{place / RAY_FILE}: {error.strerror}; no job was started there on Ray"
         raise ConfigError(said) from None
@@ -97,7 +98,7 @@ def attach(
         ray.get_actor(f"{mark}-board", namespace=NAMESPACE)
     except ValueError:
         raise ConfigError(f"{place}: its job is not on this Ray cluster any more") from None
-    text = Path(job).read_text(encoding="utf-8-sig")
+    text = read_text(job)
     return ClusterJob(
         ray, loaded, text, place, mark=mark, resources=resources or {}, overrides=overrides
     )

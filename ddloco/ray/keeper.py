@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from clocks import replace_file
+from clocks import open_to_append, read_text, replace_file
 from ddloco.stage.files.run_folder import address_file, make_folder
 
 FINAL = (0, 1, 2)
@@ -116,7 +116,7 @@ class Keeper:
         while not self._left.is_set():
             if errand.name in errand.syncers:
                 own = address_file(self._folder, errand.name)
-                address = own.read_text() if self._child is not None and own.exists() else ""
+                address = read_text(own) if self._child is not None and own.exists() else ""
                 if address and known.get(errand.name) != address:
                     self._ray.get(self._board.put.remote(errand.name, address))
             found = self._ray.get(self._board.addresses.remote())
@@ -140,10 +140,10 @@ class Keeper:
     def _run(self) -> int:
         """Run the process once; returns its exit code."""
         job = self._files / "job.toml"
-        job.write_text(self._errand.text)
+        replace_file(job, [self._errand.text.encode()])
         # Ray sets OMP_NUM_THREADS, by which the bits of sums would depend on a node's CPUs.
         env = {key: each for key, each in os.environ.items() if key != "OMP_NUM_THREADS"}
-        with (self._files / "out").open("ab") as said:
+        with open_to_append(self._files / "out") as said:
             self._child = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-m", "ddloco", *self._command(str(job)), "--with-parent"],
                 stdin=subprocess.PIPE,  # The process ends with its keeper, so there are no twins.

@@ -15,7 +15,7 @@ from typing import Any, final
 
 import trio
 
-from clocks import number_of
+from clocks import number_of, replace_file
 from ddloco.job.config import DATA_PARALLEL, Job
 from ddloco.job.keys import curve_of
 from ddloco.job.protocol.events import Happened, OwnState, Started, WorkerBusy
@@ -438,7 +438,7 @@ def _show_trace(
     path = hosted.folder / TRACEBACKS / f"{hosted.incarnation}.txt"
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        path.write_text(failed.full)
+        replace_file(path, [failed.full.encode(errors="replace")])
         hosted.traceback = path
 
 

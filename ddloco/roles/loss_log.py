@@ -10,7 +10,7 @@ from pathlib import Path
 
 import trio
 
-from clocks import actor_of
+from clocks import actor_of, replace_file
 from ddloco.job.config import Job
 from ddloco.job.protocol.status import Status, status_from
 from ddloco.monitoring.live_display import LOSSES, Board
@@ -55,7 +55,7 @@ class LossLog:
         self._read()
         if any(view.curve.points() for view in self._board.learners.values()):
             with suppress(OSError):
-                (self._folder / LOSS_FILE).write_text(self._board.losses())
+                replace_file(self._folder / LOSS_FILE, [self._board.losses().encode()])
 
     def _read(self) -> None:
         self._tail.give(self._board.take)

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.msgpack import Decoder
 from msgspec.structs import replace
 
-from clocks import actor_of
+from clocks import actor_of, read_text
 from ddloco.job.config import Job, load_job
 from ddloco.job.protocol.events import Happened
 from ddloco.job.protocol.messages import Contribution, Pull
@@ -120,7 +120,7 @@ class Recording:
     @cached_property
     def _lines(self) -> list[dict[str, Any]]:
         try:
-            text = (self.folder / LOG_FILE).read_text()
+            text = read_text(self.folder / LOG_FILE)
             return [json.loads(line) for line in text.splitlines()]
         except OSError as error:
             raise ConfigError(f"{self.folder / LOG_FILE}: {error.strerror}") from None

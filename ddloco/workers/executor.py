@@ -12,7 +12,7 @@ import numpy as np
 import trio
 import xxhash
 
-from clocks import actor_of, number_of
+from clocks import actor_of, number_of, read_regular
 from ddloco.job.config import DATA_PARALLEL, Job, Outer
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.work import (
@@ -469,7 +469,7 @@ class WorkExecutor(Doer):
                 data = self.layouts.bytes_of(p, self._arrays.get(handle))
                 tensors |= tensors_of(self.plan, p, data)
             save_tensors(path, tensors, {"job": self._job.id})
-            return xxhash.xxh3_128_digest(path.read_bytes())
+            return xxhash.xxh3_128_digest(read_regular(path))
 
         saved = ModelSaved(work.work, await _in_thread(save))
         if work.done:

@@ -11,10 +11,11 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+from clocks import read_text, replace_file
 from ddloco.stage.files.run_folder import SOURCE
 from ddloco.stage.files.toml import ConfigError, refused
 from ddloco.stage.files.trust import is_own_source, leave_source
-from ddloco.stage.process.entry_point import PACKAGES, KeptModules, pinned_file, pinned_name
+from ddloco.stage.process.entry_point import PACKAGES, KeptModules, pinned_name, pinned_text
 from ddloco.stage.process.entry_sources import FILES_MAX, INSTALLED, root_of
 
 FILE_BYTES_MAX = 2**20
@@ -44,7 +45,7 @@ def sources_of(module_name: str) -> dict[str, str]:
         with suppress(OSError, UnicodeDecodeError):
             if path.stat().st_size > FILE_BYTES_MAX:
                 continue
-            text = path.read_text()
+            text = read_text(path)
             total += len(text)
             if total > BYTES_MAX:
                 break
@@ -88,7 +89,7 @@ def of_the_user(sources: Mapping[str, str]) -> dict[str, str]:
 
     def is_ours(name: str, text: str) -> bool:
         with suppress(OSError, UnicodeDecodeError):
-            return name.partition("/")[0] in PACKAGES and (root / name).read_text() == text
+            return name.partition("/")[0] in PACKAGES and read_text(root / name) == text
         return False
 
     return {name: text for name, text in sources.items() if not is_ours(name, text)}
@@ -119,7 +120,7 @@ def keep_received(folder: Path, sources: Mapping[str, str]) -> None:
         for name, text in sources.items():
             path = folder / SOURCE / PurePosixPath(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            replace_file(path, [text.encode()])
     except OSError as error:
         raise refused(str(folder / SOURCE), error) from None
     leave_source(folder, sources)
@@ -131,7 +132,7 @@ def kept_sources(folder: Path) -> dict[str, str]:
     for path in sorted(root.rglob("*.py"))[:FILES_MAX]:
         with suppress(OSError, UnicodeDecodeError):
             if path.is_file() and path.stat().st_size <= FILE_BYTES_MAX:
-                found[path.relative_to(root).as_posix()] = path.read_text()
+                found[path.relative_to(root).as_posix()] = read_text(path)
     return found
 
 
@@ -140,10 +141,9 @@ def kept_modules(run_folder: Path, task: str) -> KeptModules | None:
     there are none: those that this user has let the run execute, or the one that is named after its
     text."""
     root = run_folder / SOURCE
-    pinned = pinned_file(root, task)
-    if pinned is not None:
-        text = pinned.read_text()
-        return _kept(root, {pinned.name: text}) if pinned_name(text) == pinned.stem else None
+    pinned = pinned_text(root, task)
+    if pinned:
+        return _kept(root, {f"{pinned_name(pinned)}.py": pinned})
     kept = kept_sources(run_folder)
     if not kept or not is_own_source(run_folder, kept):
         return None

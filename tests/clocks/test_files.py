@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from clocks import make_durable, open_regular, read_regular, replace_file
+from clocks import make_durable, open_regular, open_to_append, read_regular, read_text, replace_file
 
 
 def test_a_file_is_read(tmp_path):
@@ -102,3 +102,41 @@ def test_several_may_replace_a_file_at_once(tmp_path):
     replace_file(path, slowly())
     assert path.read_bytes() == b"first"
     assert [path] == list(tmp_path.iterdir())
+
+
+def test_text_is_read_as_python_reads_it(tmp_path):
+    """With line ends and a byte-order mark of other systems; what is no text is an error."""
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbfa\r\nb\rc\n")
+    (tmp_path / "b").write_bytes(b"\xff")
+
+    assert read_text(tmp_path / "a") == "a\nb\nc\n"
+    with pytest.raises(UnicodeDecodeError):
+        read_text(tmp_path / "b")
+
+
+def test_no_link_is_appended_to(tmp_path):
+    """Whoever made it in a folder that others may write to would choose the file."""
+    (tmp_path / "theirs").write_text("kept")
+    (tmp_path / "log").symlink_to(tmp_path / "theirs")
+    os.mkfifo(tmp_path / "fifo")
+
+    for path in (tmp_path / "log", tmp_path / "fifo", tmp_path):
+        with pytest.raises(OSError, match=r"link|FIFO|address|directory|folder"):
+            open_to_append(path)
+    with open_to_append(tmp_path / "own") as file:
+        file.write(b"1")
+    with open_to_append(tmp_path / "own") as file:
+        file.write(b"2")
+
+    assert (tmp_path / "theirs").read_text() == "kept"
+    assert (tmp_path / "own").read_text() == "12"
+
+
+def test_a_link_is_followed_unless_it_may_be_a_strangers(tmp_path):
+    """A user's own job file may be one."""
+    (tmp_path / "a").write_text("a")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+
+    assert read_text(tmp_path / "link") == "a"
+    with pytest.raises(OSError, match="is a link, not a regular file"):
+        open_regular(tmp_path / "link", links=False)

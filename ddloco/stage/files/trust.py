@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from clocks import read_regular
+from clocks import open_to_append, read_regular
 from ddloco.stage.files.toml import ConfigError
 
 MARK_FILE = ".recorded-by"
@@ -79,12 +79,8 @@ def _leave(folder: Path, content: bytes) -> None:
         line = _mark(_key(), content)
         if line in _marks(folder):
             return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = os.open(folder / MARK_FILE, flags, 0o644)
-        try:
-            os.write(file, f"{line}\n".encode())
-        finally:
-            os.close(file)
+        with open_to_append(folder / MARK_FILE) as file:
+            file.write(f"{line}\n".encode())
 
 
 def is_ours(folder: Path, plain: Mapping[str, Any]) -> bool:

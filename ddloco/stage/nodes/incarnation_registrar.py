@@ -18,6 +18,7 @@ from clocks import (
     actor_of,
     is_incarnation,
     number_of,
+    open_to_append,
     read_regular,
     replace_file,
 )
@@ -114,7 +115,7 @@ class NumberRecord:
         """Record an actor's new number; it is on disk when this returns. Other processes that have
         this folder may record theirs at the same time."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.with_name(f".{RECORD}.lock").open("ab") as lock:
+        with open_to_append(self._path.with_name(f".{RECORD}.lock")) as lock:
             with suppress(OSError):  # Some network file systems have no locks.
                 fcntl.flock(lock, fcntl.LOCK_EX)
             # If it was damaged or removed since, what is known is written again.

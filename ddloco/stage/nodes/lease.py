@@ -40,7 +40,7 @@ from typing import IO, TypeVar
 import msgspec
 import trio
 
-from clocks import SuspendAwareTime, number_of
+from clocks import SuspendAwareTime, number_of, open_regular, open_to_append
 from ddloco.stage.actors.effects import Finish, Status
 from snapshot import Place, StorageError
 from snapshot.local_storage import LocalStorage
@@ -357,7 +357,7 @@ class Lease:
         folder = self._locks / self._name
         with suppress(OSError):  # Some network file systems have no locks.
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (folder / f"{self._nonce}.lock").open("wb")
+            self._lock = open_to_append(folder / f"{self._nonce}.lock")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _newest(self) -> tuple[int, Claim | None]:
@@ -403,7 +403,7 @@ class Lease:
 def _is_free(path: Path) -> bool:
     """Whether nobody has locked a file; False if it is not there."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False

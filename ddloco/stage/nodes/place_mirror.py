@@ -19,7 +19,7 @@ from pathlib import Path
 
 import trio
 
-from clocks import actor_of, open_regular, replace_file
+from clocks import actor_of, open_regular, read_regular, replace_file
 from ddloco.stage.files.addresses import end_file
 from ddloco.stage.files.run_folder import KEPT, TAPES, address_file
 from replay.tape import SUFFIX
@@ -188,7 +188,7 @@ def _follow(place: Place, folder: Path, name: str) -> None:
         found = _read(place, path.name)
         if found is None:
             path.unlink(missing_ok=True)
-        elif not path.is_file() or path.read_bytes() != found:
+        elif not path.is_file() or read_regular(path) != found:
             _replace(path, [found])
 
 

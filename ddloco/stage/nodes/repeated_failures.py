@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from clocks import read_regular
+from clocks import read_regular, replace_file
 from ddloco.stage.actors.effects import Finish
 from ddloco.stage.files.run_folder import TRACEBACKS
 
@@ -40,7 +40,7 @@ def unless_lasting(folder: Path, name: str, finish: Finish) -> Finish:
         if lasts:
             path.unlink()
         else:
-            path.write_bytes(msgspec.json.encode(Failure(finish.reason, times)))
+            replace_file(path, [msgspec.json.encode(Failure(finish.reason, times))])
     if not lasts:
         return finish
     return Finish("failed", f"{finish.reason}; {times} incarnations in a row have ended with this")

@@ -15,7 +15,7 @@ from typing import Any, Generic
 
 import trio
 
-from clocks import MonotonicTime
+from clocks import MonotonicTime, read_text
 from ddloco.stage.actors.effects import Finish, Status
 from ddloco.stage.files.addresses import FILE
 from ddloco.stage.files.run_folder import LOG_FILE, TAPES, address_file
@@ -315,7 +315,7 @@ class Processes(Generic[P]):
         with trio.move_on_after(START_S_MAX):
             while name not in self.outcome.finishes and name in self._children:
                 if path.exists():
-                    self._bound[name] = path.read_text().strip()
+                    self._bound[name] = read_text(path).strip()
                     return True
                 await trio.sleep(LOOK_S)
         for child in self._children.values():

@@ -20,6 +20,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from clocks import read_text
 from ddloco.stage.files.near_miss import did_you_mean
 
 PACKAGES = ("clocks", "ddloco", "replay", "snapshot", "transport")
@@ -91,15 +92,16 @@ def pinned_name(text: str) -> str:
     return f"main_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def pinned_file(folder: Path, spec: str) -> Path | None:
-    """Return the file of an entry point's module in ``folder``, if it is a pinned module; None if
+def pinned_text(folder: Path, spec: str) -> str:
+    """Return the text of an entry point's module in ``folder``, if it is a pinned module; empty if
     not. One whose text does not have the digest that the module is named after would be other code
     than the user asked for."""
     name = spec.partition(":")[0]
     path = folder / f"{name}.py"
     if PINNED.fullmatch(name) is None or not path.is_file():
-        return None
-    return path if pinned_name(path.read_text()) == name else None
+        return ""
+    text = read_text(path)
+    return text if pinned_name(text) == name else ""
 
 
 class KeptModules(Struct, frozen=True):
@@ -192,7 +194,7 @@ def check_function(kind: str, spec: str) -> None:
     if found is None or not found.has_location or not str(found.origin).endswith(".py"):
         return
     try:
-        text = Path(str(found.origin)).read_text()
+        text = read_text(str(found.origin))
         top = symtable.symtable(text, module_name, "exec")
     except (OSError, SyntaxError, ValueError):
         return

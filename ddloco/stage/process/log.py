@@ -11,7 +11,7 @@ from typing import IO, Any
 import msgspec
 import structlog
 
-from clocks import actor_of, mark_in_use
+from clocks import actor_of, mark_in_use, open_to_append
 
 FIRST = ("event", "actor", "at", "date", "ref")
 """Fields at the beginning of every line, for readability."""
@@ -80,7 +80,7 @@ class _Lines:
 
     def _open(self) -> IO[bytes]:
         if self._file is None:
-            self._file = self._path.open("ab", buffering=0)
+            self._file = open_to_append(self._path)
             mark_in_use(self._file)
         return self._file
 

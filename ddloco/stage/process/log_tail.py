@@ -3,9 +3,12 @@
 import json
 import os
 from collections.abc import Callable, Container
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from clocks import open_regular
 from ddloco.stage.files.run_folder import LOG_FILE
 
 
@@ -15,14 +18,14 @@ class LogTail:
 
     def __init__(self, folder: Path, *, from_end: bool = False) -> None:
         self._path = folder / LOG_FILE
-        self._file: int | None = None
+        self._file: FileIO | None = None
         self._offset = self._size() if from_end else 0
         self.unread = 0
         """Lines that were left out, since they do not say what their event says."""
 
     def __del__(self) -> None:
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
 
     def new_lines(self, until: Container[str] = ()) -> list[dict[str, Any]]:
         """The complete lines since the last call, up to the first event in ``until``; lines torn by
@@ -30,7 +33,7 @@ class LogTail:
         more = self._size() - self._offset
         if self._file is None or more <= 0:
             return []
-        data = os.pread(self._file, more, self._offset)
+        data = os.pread(self._file.fileno(), more, self._offset)
         found: list[dict[str, Any]] = []
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
             self._offset += len(line)
@@ -51,9 +54,10 @@ class LogTail:
                 self.unread += 1
 
     def _size(self) -> int:
-        if self._file is None and self._path.exists():
-            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        return os.fstat(self._file).st_size if self._file is not None else 0
+        if self._file is None:
+            with suppress(OSError):  # It is not there yet, or no descriptor is free.
+                self._file = open_regular(self._path)
+        return os.fstat(self._file.fileno()).st_size if self._file is not None else 0
 
 
 def _line_of(line: bytes) -> dict[str, Any] | None:

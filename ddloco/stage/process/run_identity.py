@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import xxhash
 
+from clocks import open_regular
 from ddloco.stage.process.code_version import code_version
 from replay import TapeHeader
 
@@ -139,7 +140,7 @@ def file_digest(path: Path) -> str:
     """The xxh3-128 of a file, in hexadecimal; ``GONE`` if it cannot be read."""
     digest = xxhash.xxh3_128()
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size <= WHOLE_BYTES_MAX:
                 while piece := file.read(PIECE_BYTES):

@@ -8,7 +8,7 @@ import pytest
 
 import ddloco
 from ddloco.api.task_source import module_text, named
-from ddloco.stage.process.entry_point import pinned_file, pinned_name
+from ddloco.stage.process.entry_point import pinned_name, pinned_text
 from tests import tasks
 
 CELLS = [
@@ -150,7 +150,7 @@ def test_only_the_text_that_a_pinned_module_is_named_after_is_used(tmp_path):
     (tmp_path / f"{name}.py").write_text("x = 1\n")
     (tmp_path / "other.py").write_text("x = 1\n")
 
-    assert pinned_file(tmp_path, f"{name}:task") == tmp_path / f"{name}.py"
-    assert pinned_file(tmp_path, "other:task") is None
+    assert pinned_text(tmp_path, f"{name}:task") == "x = 1\n"
+    assert not pinned_text(tmp_path, "other:task")
     (tmp_path / f"{name}.py").write_text("x = 2\n")
-    assert pinned_file(tmp_path, f"{name}:task") is None
+    assert not pinned_text(tmp_path, f"{name}:task")

@@ -251,6 +251,20 @@ def test_what_cannot_be_packed_leaves_no_file(folder, tmp_path):
     assert not (tmp_path / "x.tar.gz").exists()
 
 
+@pytest.mark.parametrize("name", ["log.jsonl", "job.toml", "source/my/task.py"])
+def test_no_link_is_packed(name, folder, tmp_path):
+    """Whoever gave a run away could have made it lead to a file of whoever sends it on."""
+    copy = shutil.copytree(folder, tmp_path / "run")
+    (copy / name).parent.mkdir(parents=True, exist_ok=True)
+    (copy / name).touch()
+    (copy / name).rename(tmp_path / "elsewhere")
+    (copy / name).symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(ConfigError, match=f"{name}: is a link, not a regular file"):
+        write_bundle(copy, tmp_path / "x.tar.gz")
+    assert not (tmp_path / "x.tar.gz").exists()
+
+
 def test_a_run_that_is_not_there_is_named(tmp_path, capsys, monkeypatch):
     """And no folder is made for it."""
     monkeypatch.chdir(tmp_path)
