@@ -113,6 +113,9 @@ def _warning_of(line: dict[str, Any]) -> str:
             return f": {line['what']} is not finite at inner step {line['step']}"
         case "worker busy":
             return f": its worker has been in {line['call']} for {line['for_s']:.0f} s"
+        case "blocked":
+            told = f"was in {line['what']} for {line['took_s']:.0f} s, and heard nothing meanwhile"
+            return f" {told}: its process was stopped, or waited there"
         case "data failed":
             again = f"is tried again in {line['again_s']:.3g} s"
             return f": its data stream {again}: {line['reason']}"

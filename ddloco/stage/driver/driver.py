@@ -100,6 +100,10 @@ class Fence(Protocol):
 FENCE_LOOK_S = 1.0
 """Interval, in seconds, at which an actor asks again whether another process acts as it."""
 
+BLOCKED, BLOCKED_S = "blocked", 5.0
+"""Log event of an actor that was in one event for more than that many seconds, and heard and said
+nothing meanwhile: its machine waited or computed, or its process was stopped."""
+
 UNKNOWN = "lease unknown"
 """Log event of an actor that does nothing, because nobody knows whether another one acts."""
 
@@ -378,6 +382,12 @@ class Driver:
             fields = {"what": type(event).__name__, "traceback": trace}
             self._log.observe("machine raised", at, self.actor.number, fields)
             raise
+        took_s = self._time.now() - at
+        if took_s > BLOCKED_S:
+            what = type(event).__name__
+            if isinstance(event, MessageArrived):
+                what = f"{type(event.body).__name__} from {event.peer}"
+            self.note(BLOCKED, {"level": "warning", "what": what, "took_s": round(took_s, 1)})
         for effect in effects:
             self._perform(at, effect)
         if self._early and self.actor.links.listening:

@@ -38,7 +38,7 @@ from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import Restored, StopRequested
 from ddloco.stage.actors.timers import Named
 from ddloco.stage.arrays.array_table import ArrayTable
-from ddloco.stage.driver.driver import REFUSALS_LOGGED_MAX, Driver
+from ddloco.stage.driver.driver import BLOCKED, BLOCKED_S, REFUSALS_LOGGED_MAX, Driver
 from ddloco.stage.process.log import ActorLog
 from replay import Player, Recorder, Tape, TapeError, TapeHeader, TapeWriter, tape
 from tests.transport.memory import Faults, MemoryFabric
@@ -381,6 +381,26 @@ async def test_a_machine_that_raises_is_recorded(open_cluster, autojump_clock):
         await job.host(SYNCER)
     *_, last = Tape(job.tape(SYNCER)).records()
     assert (1, "ZeroDivisionError: planted") == (last.n, last.error)
+
+
+@pytest.mark.parametrize("waits_s", [0.1, 20.0])
+async def test_a_machine_that_waits_is_told_of(waits_s, open_cluster, autojump_clock):
+    """With the event in which it heard nobody; what takes less than seconds is not."""
+    job = open_cluster()
+
+    class Waiting(Noting):
+        def handle(self, at, event):
+            effects = super().handle(at, event)
+            if len(self.decisions) == 30:
+                autojump_clock.jump(waits_s)
+            return effects
+
+    job.machine_for = lambda of, incarnation: Waiting(machine_for(of, incarnation), [])
+    await job.run()
+    told = [(line["took_s"], line["level"]) for line in job.says(BLOCKED)]
+
+    assert told == ([(20.0, "warning")] if waits_s > BLOCKED_S else [])
+    assert all(line["what"] for line in job.says(BLOCKED))
 
 
 class FullDisk:
