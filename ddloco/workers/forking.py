@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 import trio
 
+from ddloco.stage.process.memory import kills_for_memory
 from ddloco.workers.fork_protocol import (
     FOR_ACTOR,
     NEWS_BYTES_MAX,
@@ -46,6 +47,7 @@ class ForkedWorker:
         self.code: int | None = None
         self._pid = 0
         self._ended = ""
+        self._kills_before = kills_for_memory()
         self._one_reads = trio.Lock()
 
     async def pid(self) -> int:
@@ -75,7 +77,8 @@ class ForkedWorker:
                         self._pid = pid
                     case Ended(code, said):
                         self.code = code
-                        self._ended = _ending(code) + (f": {said}" if said else "")
+                        how = _ending(code, self._kills_before)
+                        self._ended = f"{how}: {said}" if said else how
                     case NotForked(reason):
                         self._ended = f"could not be forked: {reason}"
                     case None:
@@ -210,8 +213,9 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-def _ending(code: int) -> str:
-    """How a process ended, with a likely cause if it was killed by a signal."""
+def _ending(code: int, kills_before: int | None = None) -> str:
+    """How a process ended, with a likely cause if it was killed by a signal; ``kills_before`` is
+    what ``kills_for_memory`` had counted when it began, None if that is not known."""
     if code >= 0:
         return f"exit status {code}"
     said = f"killed by signal {-code}"
@@ -220,7 +224,14 @@ def _ending(code: int) -> str:
         return (
             f"{said}; it may use {room / 2**30:.1f} GiB of address space (ulimit -v), too little?"
         )
-    return f"{said}; out of memory?" if -code == signal.SIGKILL else said
+    if -code != signal.SIGKILL:
+        return said
+    kills = kills_for_memory()
+    if kills is None or kills_before is None:
+        return f"{said}; out of memory?"
+    if kills > kills_before:
+        return f"{said}; the kernel has killed for want of memory meanwhile"
+    return f"{said}; the kernel has killed nothing for want of memory meanwhile"
 
 
 @contextmanager

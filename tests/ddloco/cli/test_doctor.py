@@ -16,6 +16,7 @@ from ddloco.job.protocol.fragment_plan import Leaf, make_plan
 from ddloco.stage.files.keys import make_keys
 from ddloco.stage.files.run_folder import open_folder
 from ddloco.stage.files.trust import MARK_FILE
+from ddloco.stage.process.memory import kills_for_memory
 from ddloco.workers import rpc
 
 GIB = 2**30
@@ -151,11 +152,15 @@ def test_memory_that_is_too_small(tmp_path):
 @pytest.mark.parametrize(
     ("line", "group", "names"),
     [
-        ("0::/slurm/job_7/step_0", "slurm/job_7", ("memory.max", "memory.current")),
+        (
+            "0::/slurm/job_7/step_0",
+            "slurm/job_7",
+            ("memory.max", "memory.current", "memory.events"),
+        ),
         (
             "4:cpu,memory:/slurm/job_7",
             "memory/slurm/job_7",
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control"),
         ),
     ],
 )
@@ -167,10 +172,13 @@ def test_a_limit_of_the_own_group_counts(tmp_path, line, group, names):
     (tmp_path / "proc/meminfo").write_text("MemAvailable:    4194304 kB\n")
     (tmp_path / "proc/self/cgroup").write_text(f"12:pids:/other\n{line}\n")
     assert doctor.available(tmp_path) == 4 * GIB
-    for name, value in zip(names, (GIB, GIB // 4), strict=True):
+    assert kills_for_memory(tmp_path) is None
+    for name, value in zip(names, (GIB, GIB // 4, "max 1\noom_kill 2"), strict=True):
         (at / name).write_text(f"{value}\n")
     (at.parent / names[0]).write_text("max\n")
     assert doctor.available(tmp_path) == 3 * GIB // 4
+    (tmp_path / "proc/vmstat").write_text("oom_kill 5\noom_kill_other 9\n")
+    assert kills_for_memory(tmp_path) == 7
 
 
 def test_shared_memory_that_is_too_small(tmp_path):

@@ -16,7 +16,7 @@ import trio
 
 from ddloco.job.config import Worker
 from ddloco.stage.arrays.shared_memory import SharedMemory
-from ddloco.workers import rpc
+from ddloco.workers import forking, rpc
 from ddloco.workers.environment import worker_environment
 from ddloco.workers.forking import IDLE_MAX, discard_idle, start_early
 from ddloco.workers.process import WorkerDiedError, open_worker
@@ -198,9 +198,22 @@ async def test_a_killed_worker_says_so_and_others_go_on(opened):
     """Its actor learns of the signal; the server and its other workers are unharmed."""
     first, second = await opened("learner-0.1"), await opened("learner-1.1")
     os.kill(await first.pid(), signal.SIGKILL)
-    with pytest.raises(WorkerDiedError, match="worker process ended, killed by signal 9"):
+    known = forking.kills_for_memory() is not None
+    why = "the kernel has killed nothing for want of memory" if known else "out of memory?"
+    with pytest.raises(WorkerDiedError, match=f"worker process ended, killed by signal 9; {why}"):
         await answer_of(first)
     assert isinstance(await answer_of(second), rpc.Failed)
+
+
+async def test_a_worker_that_was_killed_for_want_of_memory_says_so(opened, monkeypatch):
+    """If the kernel's count has grown since it began; where nothing is counted, it is asked."""
+    for before, after, said in ((3, 4, "has killed for want"), (None, None, r"memory\?")):
+        monkeypatch.setattr(forking, "kills_for_memory", lambda count=before: count)
+        worker = await opened("learner-0.1")
+        monkeypatch.setattr(forking, "kills_for_memory", lambda count=after: count)
+        os.kill(await worker.pid(), signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match=said):
+            await answer_of(worker)
 
 
 async def test_workers_end_with_their_server(none_idle, opened):
