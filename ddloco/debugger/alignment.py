@@ -119,7 +119,7 @@ class AlignedRun(Alignment):
             self.items.update(self._items_of(merge, newest.get(merge.fragment)))
             newest[merge.fragment] = _merge_key(merge.fragment, merge.t)
         for syncer in run.syncers:
-            for _, event in run.facts(syncer).held_out:
+            for _, event in run.held_out(syncer):
                 self.held_out = event.loss
 
     def _steps(self, run: RecordedJob, learner: str) -> Iterator[tuple[Key, Item]]:

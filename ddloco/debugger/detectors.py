@@ -15,13 +15,11 @@ from ddloco.debugger.loss_analysis import analyse_losses, went_back
 from ddloco.debugger.not_finite import signs_of_learners
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.wording import listed
-from ddloco.job.protocol.messages import GlobalFragment
 from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES, StepFinished
 from ddloco.machines.syncer.apart import far_held_out
 from ddloco.monitoring.status_view import seconds
 from ddloco.stage.process.run_identity import apart
 from ddloco.workers.data_stream import unpack_cursor
-from transport import MessageArrived
 
 LOSSES = "losses"
 """The detector of losses that left their band."""
@@ -202,12 +200,12 @@ def _updates(run: RecordedJob, learner: str) -> Iterator[tuple[set[int], bytes, 
     came: set[int] = set()
     taken: set[int] = set()
     before = b""
-    for _, event in run.events(learner, StepFinished, MessageArrived):
-        if isinstance(event, MessageArrived) and isinstance(event.body, GlobalFragment):
-            came.add(event.body.fragment)
-        elif isinstance(event, StepFinished):
-            yield taken, before, event.tensors
-            before, taken, came = event.tensors, came, set()
+    for _, each in run.told(learner):
+        if isinstance(each, StepFinished):
+            yield taken, before, each.tensors
+            before, taken, came = each.tensors, came, set()
+        else:
+            came.add(each)
 
 
 def _settings(run: RecordedJob) -> Iterator[Found]:
@@ -230,7 +228,7 @@ def _held_out(run: RecordedJob) -> Iterator[Found]:
     told = [
         (f"{syncer}:{record.n}", event.loss)
         for syncer in run.syncers
-        for record, event in run.facts(syncer).held_out
+        for record, event in run.held_out(syncer)
         if event.loss is not None
     ]
     losses = {who: [each.loss for *_, each in run.steps_of(who)] for who in run.learners}

@@ -119,7 +119,7 @@ def held_back(merges: Iterable[Merge]) -> list[Held]:
 
 
 def times_of(run: RecordedJob) -> list[LearnerTime]:
-    newest = {who: told for each in run.syncers for who, told in run.facts(each).reports.items()}
+    newest = {who: told for each in run.syncers for who, told in run.reports(each).items()}
     return [
         LearnerTime(who, told.step, told.step_s, told.spent)
         for who, told in sorted(newest.items(), key=lambda each: order_of(each[0]))

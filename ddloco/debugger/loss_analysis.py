@@ -190,7 +190,7 @@ def analyse_losses(run: RecordedJob) -> LossFindings:
     steps = 0
     counted: dict[str, float] = {}
     for learner in run.learners:
-        finished = list(run.steps_of(learner))
+        finished = run.steps_of(learner)
         losses = [LossStep(record.n, step, each.loss) for record, step, each in finished]
         steps += len(losses)
         if finished:

@@ -62,7 +62,7 @@ def not_finite_in(run: RecordedJob) -> NotFinite:
         tuple(each for each in signs if each.event not in before),
         sum(each.count for who in run.learners for _, each in run.finished(who)),
         sum(1 for _ in run.merges()),
-        sum(len(run.facts(who).held_out) for who in run.syncers),
+        sum(len(run.held_out(who)) for who in run.syncers),
     )
 
 
@@ -77,7 +77,7 @@ def signs_of_learners(run: RecordedJob) -> Iterator[Sign]:
             said = f"{listed(event.nan)} has a NaN after inner step {first}"
             said += f", and had none {STATE_STEPS} steps before" if first > STATE_STEPS else ""
             yield Sign(f"{who}:{record.n}", who, said, learner=True)
-        steps = list(run.steps_of(who))
+        steps = run.steps_of(who)
         wrong = [at for at, (*_, each) in enumerate(steps) if not math.isfinite(each.loss)]
         if not wrong:
             continue
@@ -107,7 +107,7 @@ def _of_merges(run: RecordedJob) -> Iterator[Sign]:
 
 def _of_evaluations(run: RecordedJob) -> Iterator[Sign]:
     for who in run.syncers:
-        for record, event in run.facts(who).held_out:
+        for record, event in run.held_out(who):
             if event.loss is not None and not math.isfinite(event.loss):
                 yield Sign(f"{who}:{record.n}", who, f"the held-out loss is {event.loss}")
                 break

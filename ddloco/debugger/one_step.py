@@ -127,7 +127,7 @@ def step_of(run: RecordedJob, learner: str, number: int) -> StepAnswer:
         there = ", ".join(run.learners[:8])
         raise ConfigError(f"{run.path}: no tape of {learner}; there are {there}")
     who, event_number = run.resolve(f"step:{learner}:{number}")
-    steps = list(run.steps_of(who))
+    steps = run.steps_of(who)
     place = next(at for at, (_, step, _) in enumerate(steps) if step == number)
     _, _, each = steps[place]
     result = next(event for record, event in run.finished(who) if record.n == event_number)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import to_builtins
 
@@ -13,7 +13,7 @@ from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.job.config import SYNCER
 from ddloco.job.protocol.events import Started
 from ddloco.job.protocol.fragment_plan import FragmentPlan
-from ddloco.job.protocol.messages import Progress
+from ddloco.job.protocol.messages import GlobalFragment, Progress
 from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.tape_facts import is_simulated
 from ddloco.job.protocol.work import Evaluated, OneStep, RunStep, StepFinished
@@ -27,18 +27,6 @@ from replay import Step, Stepper, Tape, tape
 from transport import MessageArrived
 
 
-class SyncerFacts(NamedTuple):
-    """What a syncer's tape says without its machine.
-
-    Attributes:
-        reports: the newest report of each learner, by incarnation.
-        held_out: the results of evaluations, with their records.
-    """
-
-    reports: dict[str, Progress]
-    held_out: list[tuple[tape.Event, Evaluated]]
-
-
 class RecordedJob(RecordedRun):
     """The tapes of one run of a job; see ``RecordedRun``."""
 
@@ -48,8 +36,9 @@ class RecordedJob(RecordedRun):
         super().__init__(path, tapes, program, **options)
         self.job = program.job
         self._histories: dict[str, MergeHistory] = {}
-        self._finished: dict[str, list[tuple[tape.Event, StepFinished]]] = {}
-        self._facts: dict[str, SyncerFacts] = {}
+        self._told: dict[str, list[tuple[tape.Event, StepFinished | int]]] = {}
+        self._steps: dict[str, list[tuple[tape.Event, int, OneStep]]] = {}
+        self._held_out: dict[str, list[tuple[tape.Event, Evaluated]]] = {}
 
     def settings(self) -> dict[str, Any]:
         """Return all settings, also those that say nothing and are left out of tapes."""
@@ -103,32 +92,46 @@ class RecordedJob(RecordedRun):
         name = self.job.syncer_names()[0]
         return next((walked[each] for each in reversed(walked) if actor_of(each) == name), None)
 
+    def told(self, learner: str) -> list[tuple[tape.Event, StepFinished | int]]:
+        """Return what a learner was told, in order: the results of its requests of steps, and the
+        fragments of which a version arrived, each with its record. They are decoded once."""
+        if learner not in self._told:
+            found = self._told[learner] = []
+            for record, event in self.events(learner, StepFinished, GlobalFragment):
+                if isinstance(event, StepFinished):
+                    found.append((record, event))
+                elif isinstance(event, MessageArrived) and isinstance(event.body, GlobalFragment):
+                    found.append((record, event.body.fragment))
+        return self._told[learner]
+
     def finished(self, learner: str) -> list[tuple[tape.Event, StepFinished]]:
-        """Return the results of a learner's requests of steps, with their records; they are decoded
-        once."""
-        if learner not in self._finished:
-            self._finished[learner] = [
-                (record, event)
-                for record, event in self.events(learner, StepFinished)
-                if isinstance(event, StepFinished)
+        """Return the results of a learner's requests of steps, with their records."""
+        return [(r, each) for r, each in self.told(learner) if isinstance(each, StepFinished)]
+
+    def steps_of(self, learner: str) -> list[tuple[tape.Event, int, OneStep]]:
+        """Return a learner's inner steps, with their numbers, and the records of their results."""
+        if learner not in self._steps:
+            self._steps[learner] = [
+                (record, step, each)
+                for record, event in self.finished(learner)
+                for step, each in event.steps()
             ]
-        return self._finished[learner]
+        return self._steps[learner]
 
-    def steps_of(self, learner: str) -> Iterator[tuple[tape.Event, int, OneStep]]:
-        for record, event in self.finished(learner):
-            yield from ((record, step, each) for step, each in event.steps())
+    def held_out(self, syncer: str) -> list[tuple[tape.Event, Evaluated]]:
+        """Return the results of evaluations, with their records; they are looked for once."""
+        if syncer not in self._held_out:
+            found = self.events(syncer, Evaluated)
+            self._held_out[syncer] = [each for each in found if isinstance(each[1], Evaluated)]
+        return self._held_out[syncer]
 
-    def facts(self, syncer: str) -> SyncerFacts:
-        """Return what a syncer's tape says; it is read once for that."""
-        if syncer not in self._facts:
-            found = SyncerFacts({}, [])
-            for record, event in self.events(syncer, Progress, Evaluated):
-                if isinstance(event, Evaluated):
-                    found.held_out.append((record, event))
-                elif isinstance(event, MessageArrived) and isinstance(event.body, Progress):
-                    found.reports[event.sender] = event.body
-            self._facts[syncer] = found
-        return self._facts[syncer]
+    def reports(self, syncer: str) -> dict[str, Progress]:
+        """Return the newest report of each learner that a syncer has heard."""
+        return {
+            event.sender: event.body
+            for _, event in self.events(syncer, Progress)
+            if isinstance(event, MessageArrived) and isinstance(event.body, Progress)
+        }
 
     def first_step(self, learner: str) -> Step | None:
         """Return the event at which a learner asked for its first inner step; None without one."""

@@ -12,7 +12,7 @@ from ddloco.cli.debug import why
 from ddloco.cli.parser import parser
 from ddloco.debugger.detectors import DETECTORS, detect
 from ddloco.debugger.learner_time import times_of
-from ddloco.debugger.recorded_job import SyncerFacts, open_job
+from ddloco.debugger.recorded_job import open_job
 from ddloco.job.protocol.messages import Progress
 from ddloco.job.protocol.time_spent import TimeSpent
 from ddloco.job.protocol.work import Evaluated, OneStep
@@ -121,18 +121,23 @@ class Told:
     def steps_of(self, who):
         """Its steps, with the batches or the losses that are given."""
         drawn = self._batches.get(who, [f"{who} {n}" for n in range(len(self._losses))])
-        for n, batch in enumerate(drawn):
-            loss = self._losses[n] if self._losses else 1.0
-            yield SimpleNamespace(n=n + 1), n + 1, OneStep(loss, 1, f"{batch}".encode())
+        losses = self._losses or [1.0] * len(drawn)
+        return [
+            (SimpleNamespace(n=n), n, OneStep(loss, 1, f"{batch}".encode()))
+            for n, (batch, loss) in enumerate(zip(drawn, losses, strict=False), 1)
+        ]
 
-    def facts(self, syncer):
-        """The evaluation, and the last reports."""
-        reports = {
+    def reports(self, syncer):
+        """The last ones."""
+        return {
             learner: Progress(20, 0.1, (0,), (0,), (0,), spent=spent)
             for learner, spent in self._spent.items()
         }
+
+    def held_out(self, syncer):
+        """The evaluation."""
         evaluated = [] if self._held_out is None else [Evaluated(1, self._held_out)]
-        return SyncerFacts(reports, [(SimpleNamespace(n=9), each) for each in evaluated])
+        return [(SimpleNamespace(n=9), each) for each in evaluated]
 
 
 QUICK, WAITS = TimeSpent(computing=10.0), TimeSpent(computing=2.0, data=8.0)
