@@ -513,7 +513,7 @@ LINES = {
     "ddloco": 140,
     "ddloco/api": 1980,
     "ddloco/cli": 4080,
-    "ddloco/debugger": 8480,
+    "ddloco/debugger": 8920,
     "ddloco/engines": 900,
     "ddloco/job": 3360,
     "ddloco/machines": 8660,

@@ -257,7 +257,8 @@ address ADDRESS                   the syncer: tcp://127.0.0.1:5555, file:PATH or
                                   of the run folder
 --best FILE:path                  with --evaluate: keep the model with the lowest held-out loss,
                                   as safetensors
---page                            serve the live report of the run folder that file:PATH is in
+--page                            serve a page that follows the job, until Ctrl-C: the report of the
+                                  run folder that file:PATH is in, or what its syncer tells
                                   (ddloco report --live)
 @trust
 @asking

@@ -39,21 +39,36 @@ def status(given: argparse.Namespace) -> int:
     return look(ask)
 
 
-def _live_report(given: argparse.Namespace) -> int:
-    from ddloco.cli.debug import live_report  # noqa: PLC0415, a running job needs none of it
+def _page(given: argparse.Namespace) -> int:
+    """Serve the page of a job: the report of its run folder, if the address names that, or else
+    what its syncer tells."""
+    # A status needs none of these.
+    from ddloco.cli.debug import live_report  # noqa: PLC0415
+    from ddloco.debugger.live_page import serving  # noqa: PLC0415
+    from ddloco.debugger.observed_page import ObservedPage  # noqa: PLC0415
+    from ddloco.monitoring.watch import until_signal  # noqa: PLC0415
+    from ddloco.stage.files.run_folder import TAPES  # noqa: PLC0415
 
     scheme, _, path = given.address.partition(":")
-    if scheme != "file":
-        said = "the page reads the tapes: want file:RUN/syncer.address, on the syncer's host"
-        return complain(f"--page: {given.address}: {said}")
-    given.folder, given.salvage, given.live, given.port = Path(path).parent, False, True, 0
-    given.compare = given.out = None
-    return live_report(given)
+    if scheme == "file" and (Path(path).parent / TAPES).is_dir():
+        given.folder, given.salvage, given.live, given.port = Path(path).parent, False, True, 0
+        given.compare = given.out = None
+        return live_report(given)
+    page = ObservedPage(given.address, timeout_s=timeout_of(given), keys=given.keys)
+
+    async def serve() -> None:
+        await page.look()
+        with serving(page) as address:
+            say(address)
+            say("Ctrl-C ends it; the job goes on")
+            await until_signal(page.follow)
+
+    return look(serve)
 
 
 def observe(given: argparse.Namespace) -> int:
     if given.page:
-        return _live_report(given)
+        return _page(given)
     # Status needs none of these.
     from ddloco.job.job_folder import load_own_job  # noqa: PLC0415
     from ddloco.monitoring.metrics import Metrics, PrintedNotices  # noqa: PLC0415

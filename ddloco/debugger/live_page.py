@@ -1,11 +1,14 @@
 """Serves the report of a run on loopback, for one who looks at it while the run goes on. The page
-asks for newer data; the tapes are read again when they have grown, for a fifth of the time at most.
+asks for newer data, which are made again when there is more, for a fifth of the time at most.
 Its address has a token, so that other users of the host cannot read it, and requests under
 another name than that of loopback, with which a page of the web might come, are refused."""
 
 import secrets
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -48,16 +51,25 @@ class Told(msgspec.Struct):
     problem: str = ""
 
 
-class LivePage:
-    """The data of a run, made again when its tapes have grown."""
+class ServedPage(ABC):
+    """What a page shows, and how it becomes newer. Its methods may be called from any thread."""
 
-    def __init__(self, folder: Path, *, salvage: bool, trust: bool) -> None:
-        self._folder, self._salvage, self._trust = folder, salvage, trust
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._told = Told(0)
-        self._run: RecordedRun | None = None
-        self._sizes: dict[str, int] = {}
         self._rest_until = 0.0
+
+    @abstractmethod
+    def story(self, of: str) -> list[str]:
+        """Return the lines that a click shows: ``merge:40``, ``step:learner-1.1:30``,
+        ``message:EVENT``, ``event:EVENT`` or ``actor:learner-1``."""
+
+    @abstractmethod
+    def _has_more(self) -> bool:
+        """Whether there is more than the data that were made last."""
+
+    @abstractmethod
+    def _data(self) -> ReportData: ...
 
     def page(self) -> bytes:
         with self._lock:
@@ -69,14 +81,32 @@ class LivePage:
     def told(self, known: int) -> bytes | None:
         """Return newer data than ``known`` ones, None if there are none."""
         with self._lock:
-            if time.monotonic() >= self._rest_until and self._sizes != self._sizes_now():
+            if time.monotonic() >= self._rest_until and self._has_more():
                 self._make()
             newer = self._told.number > known
             return msgspec.json.encode(self._told) if newer else None
 
+    def _make(self) -> ReportData:
+        begun, data, number = time.monotonic(), ReportData([]), self._told.number + 1
+        try:
+            data = self._data()
+            self._told = Told(number, msgspec.Raw(msgspec.json.encode(data)))
+        except READ as error:
+            self._told = Told(number, problem=f"not read yet, tried again: {error}")
+        self._rest_until = time.monotonic() + REST_TIMES * (time.monotonic() - begun)
+        return data
+
+
+class LivePage(ServedPage):
+    """The report of a run folder, whose tapes are read again when they have grown."""
+
+    def __init__(self, folder: Path, *, salvage: bool, trust: bool) -> None:
+        super().__init__()
+        self._folder, self._salvage, self._trust = folder, salvage, trust
+        self._run: RecordedRun | None = None
+        self._sizes: dict[str, int] = {}
+
     def story(self, of: str) -> list[str]:
-        """Return the lines that a click shows: ``merge:40``, ``step:learner-1.1:30``,
-        ``message:EVENT``, ``event:EVENT`` or ``actor:learner-1``."""
         with self._lock:
             run = self._run if self._run is not None else self._open()
             kind, _, rest = of.partition(":")
@@ -97,19 +127,15 @@ class LivePage:
         found = sorted((run_folder_of(self._folder) / TAPES).glob(f"*{SUFFIX}"))
         return {each.name: each.stat().st_size for each in found if each.exists()}
 
-    def _make(self) -> ReportData:
-        begun, self._sizes = time.monotonic(), self._sizes_now()
-        data, number = ReportData([]), self._told.number + 1
-        try:
-            data = report_data(self._open())
-            self._told = Told(number, msgspec.Raw(msgspec.json.encode(data)))
-        except READ as error:
-            self._told = Told(number, problem=f"not read yet, tried again: {error}")
-        self._rest_until = time.monotonic() + REST_TIMES * (time.monotonic() - begun)
-        return data
+    def _has_more(self) -> bool:
+        return self._sizes != self._sizes_now()
+
+    def _data(self) -> ReportData:
+        self._sizes = self._sizes_now()
+        return report_data(self._open())
 
 
-def server_of(page: LivePage, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
+def server_of(page: ServedPage, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
     """Return what serves a page on loopback, and its address; ``ConfigError`` if the port is
     taken."""
     token = secrets.token_urlsafe(16)
@@ -125,13 +151,27 @@ def server_of(page: LivePage, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
     return server, f"http://{HOST}:{server.server_port}/{token}/"
 
 
+@contextmanager
+def serving(page: ServedPage, port: int = 0) -> Iterator[str]:
+    """Serve a page in a thread; gives its address, as ``server_of``."""
+    server, address = server_of(page, port)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    with server:
+        thread.start()
+        try:
+            yield address
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """A browser that goes away in the middle of an answer is no error."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    shown: LivePage
+    shown: ServedPage
     root: str
 
     @property

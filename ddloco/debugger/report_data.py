@@ -345,8 +345,8 @@ def _facts(reader: _JobReader, found: LossFindings) -> list[Fact]:
         Fact("Inner steps", f"{numbers.inner_steps:,}" if run.syncers else "unknown", counts),
         Fact("Merges", f"{len(merges):,}", mean),
         _incarnations(reader),
-        _goodput(numbers),
-        *_interval(numbers, run.job.sync.interval),
+        goodput_fact(numbers),
+        *interval_fact(numbers, run.job.sync.interval),
     ]
     facts += [Fact("Look at", who, said) for who, said in run.disregarded.items()]
     tokens, merged = numbers.trained_tokens, numbers.merged_tokens
@@ -364,13 +364,13 @@ def _facts(reader: _JobReader, found: LossFindings) -> list[Fact]:
     return [*facts, *_outer_steps(merges, run.job.outer)]
 
 
-def _goodput(numbers: Numbers) -> Fact:
+def goodput_fact(numbers: Numbers) -> Fact:
     share = f"{numbers.goodput:.1%}" if numbers.goodput is not None else "unknown"
     since = "since the syncer's restart: " * numbers.restarted
     return Fact("Goodput", share, since + time_in_words(numbers))
 
 
-def _interval(numbers: Numbers, asked: int) -> list[Fact]:
+def interval_fact(numbers: Numbers, asked: int) -> list[Fact]:
     """How many inner steps an interval really had."""
     said = interval_in_words(numbers, asked)
     return [Fact("Interval", f"{numbers.interval_steps:.1f}", said)] if said else []

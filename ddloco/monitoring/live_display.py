@@ -93,7 +93,7 @@ class LearnerView:
         return self.tokens / self.alive_s if self.alive_s > 0 else 0.0
 
 
-def _warning_of(line: dict[str, Any]) -> str:
+def warning_of(line: dict[str, Any]) -> str:
     """What is said of a line of the log behind its learner or actor; empty if it is no warning."""
     match line["event"]:
         case "disregarded":
@@ -198,7 +198,7 @@ class Board:
                 lasts = f" for {line['for_s']:.1f} s" if line["for_s"] is not None else ""
                 self.troubles = [*self.troubles[-2:], f"{line['who']}: {line['what']}{lasts}"]
             case _:
-                said = _warning_of(line)
+                said = warning_of(line)
                 if said:
                     self._warn(f"{line.get('learner') or line['actor']}{said}")
 

@@ -27,9 +27,28 @@ def picture(status: Status) -> Group:
     table: list[Table | str] = [members(shown)] if shown else []
     if len(shown) < len(status.members):
         table.append(f"and {len(status.members) - len(shown)} more learners; --json shows all")
+    relays = [
+        f"{relay}: reaches {_names(learners) if learners else 'no learner'}"
+        for relay, learners in status.relays.items()
+    ]
+    return Group(*lines, *table, *under_way(status), *relays, *doubts(status))
+
+
+def under_way(status: Status) -> list[str]:
+    """The syncs that have begun, what the next one waits for, and who takes over a state."""
     syncs = [sync_in_words(sync) for sync in status.in_flight]
-    waits = list(waits_in_words(status.waiting)) if status.waiting else []
-    doubts = [
+    waits = waits_in_words(status.waiting) if status.waiting else []
+    returns = [
+        f"{each.learner}: waits for the state of {each.donor}, since "
+        f"{seconds(each.since_s)}, {_until(each.until_s)}"
+        for each in status.recovering
+    ]
+    return [*syncs, *waits, *returns]
+
+
+def doubts(status: Status) -> list[str]:
+    """Who was stopped in its steps, and what was refused of whom."""
+    turned = [
         f"{each.learner}: {each.refused} refused, the last: {each.refused_for}"
         for each in status.members
         if each.refused_for
@@ -40,16 +59,7 @@ def picture(status: Status) -> Group:
         if each.stopped_s
     ]
     refused = [f"{who}: {count} messages refused" for who, count in status.refused_frames.items()]
-    returns = [
-        f"{each.learner}: waits for the state of {each.donor}, since "
-        f"{seconds(each.since_s)}, {_until(each.until_s)}"
-        for each in status.recovering
-    ]
-    relays = [
-        f"{relay}: reaches {_names(learners) if learners else 'no learner'}"
-        for relay, learners in status.relays.items()
-    ]
-    return Group(*lines, *table, *syncs, *waits, *returns, *relays, *stops, *doubts, *refused)
+    return [*stops, *turned, *refused]
 
 
 def header(status: Status) -> str:

@@ -122,7 +122,7 @@ async def follow_job(
     """Follow a job until it ends or a signal arrives."""
     async with open_observer(address, timeout_s, keys) as observer:
         # Check first that the syncer answers; preparing the evaluation takes seconds.
-        metrics.status(_status_from(await observer.status()))
+        metrics.status(observed_status(await observer.status()))
         await until_signal(partial(_follow, observer, metrics, lines, evaluate))
 
 
@@ -164,14 +164,15 @@ async def _asking_lead(
 ) -> AsyncIterator[Observer]:
     """An observer with the owner's key, of the syncer that leads."""
     async with open_observer(address, timeout_s, keys, owner=True) as observer:
-        told = _status_from(await observer.status())
+        told = observed_status(await observer.status())
         name = actor_of(told.incarnation)
         if told.lead not in ("", name):
             raise ConfigError(f"{address}: {name} does not lead this job; ask {told.lead}")
         yield observer
 
 
-def _status_from(plain: dict[str, Any]) -> Status:
+def observed_status(plain: dict[str, Any]) -> Status:
+    """A status as an observer received it; ``UnansweredError`` if it is none."""
     try:
         return status_from(plain)
     except StatusError as error:
@@ -194,7 +195,7 @@ async def _follow(
         async def take(said: Notified) -> None:
             match said:
                 case Told():
-                    status = _status_from(said.status)
+                    status = observed_status(said.status)
                     metrics.status(status)
                     if lines is not None:
                         lines.status(status)

@@ -627,13 +627,14 @@
       const note = part.notes.find((each) => Math.abs(each.at - value) < reach);
       const event = note && `${part.incarnation}:${note.n}`;
       if (note) return about([note.text, `${event} at ${time(note.at, span)}`], run, "event", event);
+      // Who only observes a job does not know how many events an actor has had.
       if (Math.abs(part.end - value) < reach)
         return about([`${part.incarnation} ${part.how}`,
-          `${part.incarnation}:${part.events}, its last event, at ${time(part.end, span)}`],
-        run, "actor", part.incarnation);
+          `${part.events ? `${part.incarnation}:${part.events}, its last event, ` : ""}at `
+          + time(part.end, span)], run, "actor", part.incarnation);
       if (Math.abs(part.begin - value) < reach)
         return about([`${part.incarnation} starts`, `at ${time(part.begin, span)}`,
-          counted(part.events, "event")], run, "actor", part.incarnation);
+          part.events ? counted(part.events, "event") : ""], run, "actor", part.incarnation);
       return null;
     }
     marked(run, part, value, y, reach, span) {
@@ -944,6 +945,8 @@
     const measured = one.norm === null ? "" : `norm ${number(one.norm)}`
       + (one.cosine === null ? "" : `, cosine ${number(one.cosine, 3)}`);
     const clock = clockText(pairsOf(column.clock), run.names);
+    if (one.state === 1 && one.base < 0)  // An observer hears of no more.
+      return about([head, `weight ${number(one.weight)}`, when], run, "merge", column.t);
     if (one.state === 1)
       return about([head, `weight ${number(one.weight)}, ${counted(one.steps, "step")}, `
         + `${counted(one.tokens, "token")} from version ${one.base} `
@@ -954,8 +957,9 @@
     return about([`${head}: ${one.state === 2 ? "refused" : "absent"}`, said, measured, when,
       clock], run, "merge", column.t);
   };
+  const staleness = (one, column) => one.base < 0 ? null : column.t - one.base;
   const MEASURES = { weight: (one) => one.weight, norm: (one) => one.norm,
-    steps: (one) => one.steps, staleness: (one, column) => column.t - one.base };
+    steps: (one) => one.steps || null, staleness };
   const mix = (a, b, share) => {
     const parse = (hex) => [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16));
     const from = parse(a), to = parse(b);
@@ -1187,7 +1191,7 @@
     new Goodput(figure, view, 130, "Goodput over time", { runs, linear: true, percent: true });
     for (const [title, text, pick] of [
       ["Staleness", "How many global steps behind its merge a contribution's version was.",
-        (one, column) => column.t - one.base],
+        staleness],
       ["Weights", "The share of each learner in a merge.", (one) => one.weight]]) {
       ({ figure, bar } = section(title, text));
       learnerKeys(bar, runs[0]);
@@ -1197,6 +1201,7 @@
   const bytes = (n) => n < 1024 ? `${n} B` : n < 2 ** 20 ? `${(n / 1024).toFixed(1)} KiB`
     : n < 2 ** 30 ? `${(n / 2 ** 20).toFixed(1)} MiB` : `${(n / 2 ** 30).toFixed(2)} GiB`;
   const links = (run) => {
+    if (!run.links.length) return;
     const { figure, bar } = section(`Bytes per link${run.letter ? `, ${run.letter}` : ""}`,
       "Payloads that arrived, without headers: contributions up, global fragments down.");
     bar.remove();

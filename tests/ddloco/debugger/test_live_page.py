@@ -11,7 +11,6 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from ddloco.cli.debug import report
-from ddloco.cli.observe import observe
 from ddloco.cli.parser import parser
 from ddloco.debugger.live_page import LivePage, server_of
 from ddloco.debugger.recorded_job import open_job
@@ -142,8 +141,6 @@ def test_the_commands_name_what_is_wrong(folder, capsys, serve):
         err = capsys.readouterr().err
         assert said in err
         assert err.count("\n") == 1
-    assert observe(parser().parse_args(["observe", "tcp://127.0.0.1:1", "--page"])) == 2
-    assert "want file:RUN/syncer.address, on the syncer's host" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_refused(folder, serve):
