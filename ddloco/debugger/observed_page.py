@@ -36,7 +36,7 @@ from ddloco.debugger.report_merges import CELLS_MAX, Bars, Column, Matrix, Table
 from ddloco.job.protocol.status import MemberStatus, Status
 from ddloco.monitoring.client import Notified, UnansweredError, open_observer
 from ddloco.monitoring.live_display import warning_of
-from ddloco.monitoring.status_view import doubts, seconds, under_way
+from ddloco.monitoring.status_view import apart, doubts, seconds, under_way
 from ddloco.monitoring.watch import observed_status
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.observers.observer_protocol import News, Told
@@ -213,8 +213,8 @@ class ObservedJob:
 
     def _now(self, status: Status) -> list[str]:
         told = [status.standstill] if status.standstill else []
-        told += [f"{who} {why}" for who, why in status.disregarded.items()]
-        return [clip(each) for each in [*told, *under_way(status)]] or ["learners train"]
+        told += [*apart(status), *under_way(status)]
+        return [clip(each) for each in told] or ["learners train"]
 
     def _lanes(self, status: Status, axis: Axis, learners: Sequence[str]) -> list[Lane]:
         lanes = {who: Lane(who, "learner", []) for who in learners}

@@ -23,6 +23,7 @@ from ddloco.job.protocol.status import Numbers
 from ddloco.machines.syncer.apart import far_held_out
 from ddloco.monitoring.loss_chart import LossCurve, draw_losses
 from ddloco.monitoring.status_view import COLUMNS_MAX, goodput_in_words
+from ddloco.stage.actors import observations
 from ddloco.stage.process.log_tail import LogTail
 
 REFRESH_S = 0.25
@@ -107,7 +108,7 @@ def warning_of(line: dict[str, Any]) -> str:
         case "state lost":
             told = f"goes on after batch {line['batches']:,} without the optimizer's state"
             return f" {told}, which nobody could give it; its steps that were not merged are lost"
-        case "apart" | "code differs" | "task differs":
+        case observations.APART | observations.CODE_DIFFERS | observations.TASK_DIFFERS:
             return f": {line['reason']}"
         case "not finite":
             return f": {line['what']} is not finite at inner step {line['step']}"

@@ -23,7 +23,7 @@ def picture(status: Status) -> Group:
     if status.problem:
         lines.append(Text(status.problem, "red"))
     shown = first_to_look_at(status.members)
-    lines += [Text(f"{who} {said}", "red") for who, said in status.disregarded.items()]
+    lines += [Text(each, "red") for each in apart(status)]
     table: list[Table | str] = [members(shown)] if shown else []
     if len(shown) < len(status.members):
         table.append(f"and {len(status.members) - len(shown)} more learners; --json shows all")
@@ -32,6 +32,13 @@ def picture(status: Status) -> Group:
         for relay, learners in status.relays.items()
     ]
     return Group(*lines, *table, *under_way(status), *relays, *doubts(status))
+
+
+def apart(status: Status) -> list[str]:
+    """Whose work is of no use to the job, or who differs from others, of those that are linked."""
+    linked = [each.learner for each in status.members]
+    differ = [f"{who}: {said}" for who, said in status.differs.items() if who in linked]
+    return [*(f"{who} {said}" for who, said in status.disregarded.items()), *differ]
 
 
 def under_way(status: Status) -> list[str]:

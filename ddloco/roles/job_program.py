@@ -400,7 +400,7 @@ class JobProgram(Runnable):
         job["lead"] = self.lead
         sync = self.job.sync
         asked = {"quorum": sync.quorum, "interval": sync.interval}
-        return {**job, **asked, "tape_bytes": size}
+        return {**job, **asked, "tape_bytes": size, "differs": hosted.differs}
 
 
 def _command_of(job: Job, name: str) -> str:

@@ -203,6 +203,7 @@ class Status(SyncerStatus, frozen=True, kw_only=True):
         tokens: the tokens after which the job ends, if it ends by tokens and not by steps.
         interval: the inner steps between two syncs of a fragment that the job asks for.
         tape_bytes: the size of the actor's tapes.
+        differs: of incarnations that have come, in which flags, packages and sources they differ.
         problem: why there is no status.
     """
 
@@ -214,6 +215,7 @@ class Status(SyncerStatus, frozen=True, kw_only=True):
     quorum: int | None = None
     interval: int | None = None
     tape_bytes: int | None = None
+    differs: dict[str, str] = {}
     job: str = ""
     incarnation: str = ""
     uptime_s: float = 0.0

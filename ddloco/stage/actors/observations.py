@@ -17,8 +17,9 @@ NOT_EVALUATED = "not_evaluated"
 SNAPSHOTS_FAILED = "snapshots_failed"
 """The field of a result that says how many snapshots have failed, and why the last one."""
 
-APART = "apart"
-"""Log event of a learner that differs from all others in what nobody meant to differ."""
+APART, CODE_DIFFERS, TASK_DIFFERS = "apart", "code differs", "task differs"
+"""Log events of an actor that differs from all others in what nobody meant to differ, or from the
+lead in its packages or its source."""
 
 DISREGARDED = "disregarded"
 """Log event of a learner whose contributions are refused again and again."""

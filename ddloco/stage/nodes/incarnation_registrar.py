@@ -22,7 +22,7 @@ from clocks import (
     read_regular,
     replace_file,
 )
-from ddloco.stage.actors.observations import APART
+from ddloco.stage.actors.observations import APART, CODE_DIFFERS, TASK_DIFFERS
 from ddloco.stage.files.run_folder import KEPT
 from ddloco.stage.nodes.incarnation_grants import (
     AHEAD_MAX,
@@ -320,7 +320,7 @@ class Registrar:
         ours = {key: value for key, value in self._identity.items() if key not in ITS_OWN}
         for each in islice(changes(ours, want.identity, shared=True), DIFFERENCES_MAX):
             is_source = each.key.startswith(SOURCE)
-            event = "task differs" if is_source else "code differs"
+            event = TASK_DIFFERS if is_source else CODE_DIFFERS
             what = f"{self._program.source_name} differs: " if is_source else ""
             before = f"{found[event]}; " if event in found else what
             found[event] = f"{before}{each.what} is {each.then} at {lead}, {each.now} at {name}"

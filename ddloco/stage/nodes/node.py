@@ -18,6 +18,7 @@ import trio
 from clocks import MonotonicTime, actor_of
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Finish
+from ddloco.stage.actors.observations import APART, CODE_DIFFERS, TASK_DIFFERS
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import FENCE_LOOK_S, Arrived, Driver, Executor
 from ddloco.stage.driver.resume import RESTORED, RESTORED_PLACE, StartPoint, absolute_place
@@ -64,13 +65,21 @@ class OpenedActor:
 
 
 class Notes:
-    """What is logged about an actor and is not on its tape; kept until its driver exists."""
+    """What is logged about an actor and is not on its tape; kept until its driver exists.
+
+    Attributes:
+        differs: of other incarnations, by name, in what they differ, for the status.
+    """
 
     def __init__(self) -> None:
+        self.differs: dict[str, str] = {}
         self._early: list[tuple[str, dict[str, Any]]] = []
         self._driver: Driver | None = None
 
     def write(self, event: str, fields: dict[str, Any]) -> None:
+        if event in {APART, CODE_DIFFERS, TASK_DIFFERS}:
+            before = self.differs.get(fields["learner"])
+            self.differs[fields["learner"]] = "; ".join(filter(None, (before, fields["reason"])))
         if self._driver is not None:
             self._driver.note(event, fields)
         elif len(self._early) < EARLY_NOTES_MAX:
@@ -193,6 +202,11 @@ class HostedActor:
     async def settle(self) -> None:
         """Copy what a successor on another host needs, before anybody hears of the job's end."""
         await self.copies_at_once()
+
+    @property
+    def differs(self) -> dict[str, str]:
+        """See ``Notes``."""
+        return self._notes.differs
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Log something that is not on the tape; before the driver exists, keep it until then."""

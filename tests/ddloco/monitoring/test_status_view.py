@@ -167,6 +167,17 @@ def test_a_problem_is_shown():
     assert "this is a bug [1]" in drawn({"problem": "this is a bug [1]"})
 
 
+def test_who_differs_is_shown_while_it_is_there():
+    """Whose work is of no use, and whose flags, packages or source differ."""
+    differs = {"learner-0.1": "env.XLA_FLAGS is -x; of the others not set", "learner-1.2": "gone"}
+    plain = {"members": MEMBERS, "differs": differs, "disregarded": {"learner-2": "was in 0 of 9"}}
+    text = drawn(plain)
+
+    assert "learner-0.1: env.XLA_FLAGS is -x; of the others not set" in text
+    assert "learner-2 was in 0 of 9" in text
+    assert "gone" not in text
+
+
 def test_relays_and_whom_they_reach_are_shown():
     """And the sums that a sync waits for."""
     sync = {"t": 8, "fragment": 2, "arrived": ["a"], "since_s": 0.1, "sums_of": ["relay-0.1"]}

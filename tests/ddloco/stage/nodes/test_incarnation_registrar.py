@@ -28,6 +28,7 @@ from ddloco.stage.nodes.incarnation_registrar import (
     Registrar,
     newest_on_tape,
 )
+from ddloco.stage.nodes.node import Notes
 from ddloco.stage.nodes.peer_version import want_of
 from ddloco.stage.process.side_protocol import SideProtocolError, encode
 from tests.manual_time import ManualTime
@@ -132,6 +133,11 @@ def test_learners_with_other_flags_are_named_once(harness, monkeypatch):
     [(event, fields)] = harness.notes
     assert (event, fields["learner"]) == ("apart", "learner-1.1")
     assert fields["reason"] == f"env.XLA_FLAGS is {flags}; of the others not set"
+    notes = Notes()
+    notes.write("worker busy", {"call": "step"})
+    notes.write(event, fields)
+    notes.write("code differs", {**fields, "reason": "jax 1, here 2"})
+    assert notes.differs == {"learner-1.1": f"{fields['reason']}; jax 1, here 2"}
 
 
 def test_a_source_file_with_a_long_path_keeps_nobody_out(harness, monkeypatch):
