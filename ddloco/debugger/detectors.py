@@ -15,8 +15,9 @@ from ddloco.debugger.loss_analysis import analyse_losses, went_back
 from ddloco.debugger.not_finite import signs_of_learners
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.wording import listed
+from ddloco.job.protocol.messages import VARIOUS
 from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES, StepFinished
-from ddloco.machines.syncer.apart import far_held_out
+from ddloco.machines.syncer.apart import far_held_out, own_batches, shaped_otherwise
 from ddloco.monitoring.status_view import seconds
 from ddloco.stage.process.run_identity import apart
 from ddloco.workers.data_stream import unpack_cursor
@@ -116,6 +117,18 @@ def _batches(run: RecordedJob) -> Iterator[Found]:
             until = step + count - 1
             said = f"{who} drew the same batch {count} times, inner steps {step} to {until}"
             yield Found("batches", (said,), who)
+
+    own = own_batches(run.job)
+    shapes = {who: _shapes(run, who) for who in run.learners if actor_of(who) not in own}
+    who, said = shaped_otherwise(shapes)
+    if who:
+        yield Found("batches", (f"{who}: {said}",), who)
+
+
+def _shapes(run: RecordedJob, learner: str) -> str:
+    """The shapes of a learner's batches; ``VARIOUS`` if they were not always the same."""
+    found = {event.shapes for _, event in run.finished(learner)} - {""}
+    return found.pop() if len(found) == 1 else VARIOUS if found else ""
 
 
 def _again(drawn: Sequence[tuple[int, bytes]]) -> tuple[int, int]:

@@ -488,5 +488,5 @@ def step_finished(work: RunStep | Differentiate, trained: rpc.Trained) -> StepFi
     measured = (trained.data_s, trained.compiling_s)
     told = (trained.tensors, trained.corrupt, trained.before, trained.counters)
     step = work.last if isinstance(work, RunStep) else work.step
-    seen = (trained.reads, trained.nan)
+    seen = (trained.reads, trained.nan, trained.shapes)
     return StepFinished(work.work, step, *done, trained.metrics, *measured, *told, *seen)

@@ -128,8 +128,8 @@ class Trained(WorkerMessage, frozen=True):
     for batches and compiled the step again, in seconds, which is not part of its state, the sums
     of all tensors after the update (see ``tensor_sums``), fragment after fragment, what had another
     value when the first step was run twice, if it was checked, the steps before the last, the
-    counters of the task's state, what user code has read since the step before, and tensors of the
-    state with a NaN."""
+    counters of the task's state, what user code has read since the step before, tensors of the
+    state with a NaN, and the shapes of the batch."""
 
     loss: float
     tokens: int
@@ -144,6 +144,7 @@ class Trained(WorkerMessage, frozen=True):
     counters: tuple[int, ...] = ()
     reads: dict[str, str] = {}
     nan: tuple[str, ...] = ()
+    shapes: str = ""
 
 
 class Updated(WorkerMessage, frozen=True):

@@ -23,6 +23,7 @@ import optax
 import xxhash
 
 from ddloco.job.protocol.fragment_plan import STATE, FragmentPlan, Leaf
+from ddloco.job.protocol.messages import SHAPES_CHARS_MAX
 from ddloco.job.protocol.state_layout import Moments
 from ddloco.job.protocol.work import NAN_NAMES_MAX, STATE_STEPS, FromShard, OneStep
 from ddloco.stage.arrays.shared_memory import PAGE, ArenaView
@@ -119,6 +120,13 @@ class StepUnderWay:
     loss: Any = None
     metrics: Any = None
     tokens: int = 0
+
+
+def _shapes_of(batch: Any) -> str:
+    """The shape and dtype of each array of a batch: ``8x129 int32``."""
+    found = [(np.shape(each), np.result_type(each)) for each in jax.tree.leaves(batch)]
+    said = ", ".join(f"{'x'.join(map(str, shape)) or 1} {dtype}" for shape, dtype in found)
+    return said[:SHAPES_CHARS_MAX]
 
 
 def _last_of(own: rpc.RestoredState) -> tuple[rpc.Trained | None, int]:
@@ -499,6 +507,7 @@ class Trainer:
             self._last,
             reads=self._reads.new(),
             nan=self._nan() if looks else (),
+            shapes=_shapes_of(steps[-1].batch) if looks else "",
             data_s=sum(each.data_s for each in steps),
             compiling_s=sum(each.compiling_s for each in steps),
         )

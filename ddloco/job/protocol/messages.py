@@ -80,12 +80,28 @@ TOGETHER_MAX = 256
 """The most steps that a learner's worker is asked for at once."""
 
 
-class LastStep(Struct, frozen=True, forbid_unknown_fields=True):
+SHAPES_CHARS_MAX = 64
+VARIOUS = "various"
+"""The shapes of batches that are not always the same."""
+
+Shapes = Annotated[str, Meta(max_length=SHAPES_CHARS_MAX)]
+
+
+class LastStep(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a learner's last finished step brought, for observers: the loss of its batch, and the
-    task's own metrics."""
+    task's own metrics; and the shapes of its batches so far, ``VARIOUS`` if they were not always
+    the same, empty if they are not known."""
 
     loss: float
     metrics: Metrics = {}
+    shapes: Shapes = ""
+
+    def after(self, before: "LastStep | None") -> "LastStep":
+        """This step, with the shapes of all batches."""
+        known = before.shapes if before is not None else ""
+        if not known or not self.shapes:
+            return replace(self, shapes=known or self.shapes)
+        return replace(self, shapes=known if known == self.shapes else VARIOUS)
 
 
 class Progress(Body, frozen=True, omit_defaults=True):

@@ -152,7 +152,8 @@ class StepFinished(WorkResult, frozen=True):
     after the update (see ``workers.task_state``). ``reads`` are entries of the run's identity: the
     variables and files that the task has read since the step before. ``nan`` names tensors of the
     optimizer's and the task's state with a NaN; they are looked at after each ``STATE_STEPS``
-    steps, since a step may go on without a trace of it in its loss."""
+    steps, since a step may go on without a trace of it in its loss. As often ``shapes`` are those
+    of the arrays of the batch, in words."""
 
     step: int
     loss: float
@@ -168,6 +169,7 @@ class StepFinished(WorkResult, frozen=True):
     counters: tuple[int, ...] = ()
     reads: dict[str, str] = {}
     nan: tuple[str, ...] = ()
+    shapes: str = ""
 
     @property
     def count(self) -> int:

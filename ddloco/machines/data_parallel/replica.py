@@ -189,7 +189,7 @@ class Replica(OwnMachine):
         if event.step > 1:  # The first step includes compilation.
             self.step_s.add(took_s)
         self.trained += event.tokens
-        self.last = LastStep(event.loss, event.metrics)
+        self.last = LastStep(event.loss, event.metrics, event.shapes).after(self.last)
 
     def _report(self) -> Effect:
         """What it has done, for the job's numbers; its gradients say of which step they are."""

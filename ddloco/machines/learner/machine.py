@@ -615,7 +615,8 @@ class Learner(OwnMachine):
         effects += self._look_for_nan(event)
         self.corrupt += bool(event.corrupt)
         if self.tells:
-            self.brought = LastStep(event.loss, event.metrics)
+            brought = LastStep(event.loss, event.metrics, event.shapes)
+            self.brought = brought.after(self.brought)
         effects += self._release_host(running.out)
         if event.step == 1 and not math.isfinite(event.loss):
             reason = f"task {self.job.job.task}: loss is {event.loss} at the first step"

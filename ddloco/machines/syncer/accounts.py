@@ -1,7 +1,7 @@
 """The numbers of a job: goodput, steps, tokens, refusals. They are counted here and nowhere else:
 the log, displays, trackers, ``status``, the report and the simulator show what this says."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import astuple
@@ -10,7 +10,7 @@ from clocks import actor_of
 from ddloco.job.protocol.messages import Progress
 from ddloco.job.protocol.status import Numbers
 from ddloco.job.protocol.time_spent import TimeSpent
-from ddloco.machines.syncer.apart import counts_otherwise
+from ddloco.machines.syncer.apart import counts_otherwise, shaped_otherwise
 
 LATE = "it came after its sync was closed"
 """Why a late contribution is refused."""
@@ -111,7 +111,7 @@ class Accounts(Struct, forbid_unknown_fields=True):
             of their inner steps, each those of the median learner.
         merged_at: the global step of the newest merge of that fragment, and the step of each
             learner then.
-        otherwise: by name, who counts tokens otherwise than all others, in words.
+        otherwise: by name, who counts tokens or has batches otherwise than all others, in words.
     """
 
     joined: dict[str, float] = {}
@@ -152,14 +152,18 @@ class Accounts(Struct, forbid_unknown_fields=True):
             fate.passed += not fate.merged
         return [each for each, fate in fates if not fate.merged and fate.passed == PASSED]
 
-    def compare(self) -> tuple[str, str]:
-        """Return who counts tokens otherwise than all others, and that in words, once."""
+    def compare(self, shapes: Mapping[str, str], own: Container[str]) -> tuple[str, str]:
+        """Return who counts tokens otherwise than all others, or has batches of other ``shapes``,
+        and that in words, once; learners with batches of their ``own`` are left out."""
         counted = {
             who: totals.tokens / totals.steps
             for who, totals in self.newest.items()
-            if totals.steps >= TOLD_STEPS
+            if totals.steps >= TOLD_STEPS and actor_of(who) not in own
         }
+        alike = {who: each for who, each in shapes.items() if who in counted}
         learner, said = counts_otherwise(counted)
+        if not learner:
+            learner, said = shaped_otherwise(alike)
         if not learner or actor_of(learner) in self.otherwise:
             return "", ""
         self.otherwise[actor_of(learner)] = said

@@ -210,14 +210,19 @@ class Membership(Struct, forbid_unknown_fields=True):
             effects.append(Observe(DISREGARDED, {**told, "merged": fate.merged, "reason": reason}))
         return effects
 
-    def look_apart(self, accepted: Sequence[str], *, all_take_part: bool) -> list[Effect]:
+    def look_apart(
+        self, accepted: Sequence[str], own: Container[str], *, all_take_part: bool
+    ) -> list[Effect]:
         """After a merge: say who trains and is never in one, if all are to take part, and who
-        counts tokens otherwise than the others; of each once."""
+        counts tokens or has batches otherwise than the others, but for those with batches of their
+        ``own``; of each once."""
         trains = [m.incarnation for m in self.members.values() if m.progress and m.progress.step]
         without = [each for each in trains if each not in accepted] if all_take_part else []
         passed = self.accounts.pass_by(without)
         told = dict.fromkeys(passed, f"it trains, and was in none of {PASSED} merges")
-        learner, said = self.accounts.compare()
+        newest = {m.incarnation: m.progress.last for m in self.members.values() if m.progress}
+        shapes = {who: last.shapes for who, last in newest.items() if last is not None}
+        learner, said = self.accounts.compare(shapes, own)
         told |= {learner: said} if learner else {}
         return [
             Observe(APART, {"level": "warning", "learner": each, "reason": said})

@@ -17,6 +17,7 @@ from ddloco.job.protocol.timers import LaunchDue, PullDeadline, SumsDeadline
 from ddloco.job.protocol.work import FragmentMerged
 from ddloco.machines.clients import not_in_round
 from ddloco.machines.syncer.accounts import LATE
+from ddloco.machines.syncer.apart import own_batches
 from ddloco.machines.syncer.global_fragments import (
     Global,
     GlobalFragments,
@@ -516,8 +517,8 @@ class Rounds(Struct, forbid_unknown_fields=True):
 
     def _leave_out_odd_tokens(self, sync: Sync, job: Job) -> list[Effect]:
         said = {peer: part.said for peer, part in sync.parts.items()}
-        apart = {name for name, table in job.learner.items() if table.batch is not None}
-        return self._leave_out(sync, self.outliers.objections(said, job.sync.band, apart))
+        own = own_batches(job)
+        return self._leave_out(sync, self.outliers.objections(said, job.sync.band, own))
 
     def _leave_behind(self, sync: Sync) -> list[Effect]:
         """Reject outdated contributions if learners hold a newer version than this syncer: the
@@ -602,7 +603,9 @@ class Rounds(Struct, forbid_unknown_fields=True):
             if part.incarnation in self.membership.merged:  # Otherwise another has its place.
                 self.membership.merged[part.incarnation][p] = part.said.base
         self.membership.reset_strikes(event.accepted)
-        effects += self.membership.look_apart(event.accepted, all_take_part=job.sync.clients == 1.0)
+        effects += self.membership.look_apart(
+            event.accepted, own_batches(job), all_take_part=job.sync.clients == 1.0
+        )
         self.merges, self.merged_at = self.merges + 1, at
         members = self.membership.members.values()
         told = [self.told(each, job.compress) for each in members]

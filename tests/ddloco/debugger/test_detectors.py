@@ -13,6 +13,7 @@ from ddloco.cli.parser import parser
 from ddloco.debugger.detectors import DETECTORS, detect
 from ddloco.debugger.learner_time import times_of
 from ddloco.debugger.recorded_job import open_job
+from ddloco.job.config import job_from
 from ddloco.job.protocol.messages import Progress
 from ddloco.job.protocol.time_spent import TimeSpent
 from ddloco.job.protocol.work import Evaluated, OneStep
@@ -88,8 +89,19 @@ class Told:
     is_simulated = False
 
     def __init__(
-        self, *, batches=None, losses=(), held_out=None, spent=None, flags=None, other="", waits=()
+        self,
+        *,
+        batches=None,
+        losses=(),
+        held_out=None,
+        spent=None,
+        flags=None,
+        other="",
+        waits=(),
+        shapes=None,
     ):
+        self.job = job_from({"job": {"task": "json:loads", "learners": 3}}, "test")
+        self._shapes = shapes or {}
         self.learners = [f"learner-{n}.1" for n in range(3)]
         self.syncers = ["syncer.1"]
         flags = flags or {}
@@ -127,6 +139,11 @@ class Told:
             for n, (batch, loss) in enumerate(zip(drawn, losses, strict=False), 1)
         ]
 
+    def finished(self, who):
+        """Its requests, with the shapes of their batches."""
+        told = self._shapes.get(who, [])
+        return [(None, SimpleNamespace(shapes=each)) for each in told]
+
     def reports(self, syncer):
         """The last ones."""
         return {
@@ -163,6 +180,10 @@ RUNS = {
     "data": (
         Told(spent=OF_ONE),
         f"{GUILTY} waits for data 80% of its time (400 of 500 ms a step); of the median learner 0%",
+    ),
+    "shapes": (
+        Told(shapes={who: ["", "8x9 int32" if who != GUILTY else "4x9 int32"] for who in OWN}),
+        f"{GUILTY}: its batches are 4x9 int32, those of the others 8x9 int32",
     ),
     "held back": (
         Told(waits=[(0.1, 0.9, 0.2)] * 12 + [(0.3, 0.2, 0.1), (9.0, 0.1, 0.2), (0.1, 8.0, 0.2)]),
@@ -202,11 +223,12 @@ def test_what_is_told_is_found(kind):
         Told(losses=[0.5] * 8 + [1e-9] * 8, held_out=1e-7),
         Told(spent=dict.fromkeys(OF_ONE, WAITS)),
         Told(waits=[(0.1, 0.9, 0.2), (0.9, 0.2, 0.1)] * 20),
+        Told(shapes={**{who: ["8x9"] for who in OWN}, GUILTY: ["4x9", "", "8x9"]}),
         Told(waits=[(0.1, 9.0, 0.2), (0.1, 0.2, 0.15)] + [(0.1, 0.2, 0.15)] * 20),
     ],
     ids=[
         *("own data", "one batch of all", "came back", "sound", "next to nothing", "all wait"),
-        *("by turns", "compiled"),
+        *("by turns", "shapes that vary", "compiled"),
     ],
 )
 def test_what_is_usual_is_not(run):

@@ -593,7 +593,10 @@ def test_a_nan_in_the_state_is_named_at_the_next_look(arena):
     def train(step, count):
         return harness.ask(rpc.Train(step, (), None, 0, b"", count=count))
 
-    assert [(), ()] == [train(1, 15).nan, train(16, 4).nan]
+    first, second = train(1, 15), train(16, 4)
+    assert [(), ()] == [first.nan, second.nan]
+    assert first.shapes == "", "it is looked at as often"
+    assert second.shapes.endswith(" float32")
     state, spoilt = harness.trainer._opt_state, []
 
     def spoil(leaf):

@@ -219,6 +219,18 @@ def test_what_the_last_step_brought_is_reported(make_job, leaves):
     assert {"accuracy": 0.25} == of(Observe, effects)[-1].fields["metrics"]
 
 
+def test_the_shapes_of_all_batches_are_reported(make_job, leaves):
+    """Those that were seen at a look; not always the same ones are various for good."""
+    harness = Harness(make_job(fragments=P, interval=P), leaves, tells=True)
+    harness.join()
+    harness.parameters()
+    found = []
+    for shapes in ("", "8x9", "", "8x9", "4x9", "4x9", ""):
+        (progress,) = said(Progress, harness.finish_step(shapes=shapes))
+        found.append(progress.last.shapes)
+    assert found == ["", "8x9", "8x9", "8x9", "various", "various", "various"]
+
+
 def test_a_step_is_told_the_newest_global_step(make_job, leaves):
     """Of the fragments that it begins with; on older tapes it was not."""
     for tells in (True, False):

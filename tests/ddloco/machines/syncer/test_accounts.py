@@ -266,12 +266,25 @@ def test_who_counts_tokens_otherwise_is_named_once():
     accounts = Accounts()
     for who, tokens in (("learner-0.1", 32), ("learner-1.1", 320), ("learner-2.1", 32)):
         accounts.report(who, Progress(4, 0.1, (0,), (0,), (0,), trained=4 * tokens))
-    assert accounts.compare() == ("", "")
+    assert accounts.compare({}, ()) == ("", "")
     for who, tokens in (("learner-0.1", 32), ("learner-1.1", 320), ("learner-2.1", 32)):
         accounts.report(who, Progress(9, 0.1, (0,), (0,), (0,), trained=9 * tokens))
     said = "it counts 320 tokens a step, the others 32"
-    assert [accounts.compare() for _ in range(2)] == [("learner-1.1", said), ("", "")]
+    assert accounts.compare({}, {"learner-1"}) == ("", ""), "the job file gives it batches"
+    assert [accounts.compare({}, ()) for _ in range(2)] == [("learner-1.1", said), ("", "")]
     assert accounts.disregarded(9) == {"learner-1": said}
+
+
+def test_whose_batches_have_another_shape_is_named_once():
+    """When all have done some steps, and unless the job file says so."""
+    accounts, shapes = Accounts(), {f"learner-{n}.1": "8x9 int32" for n in range(3)}
+    shapes["learner-2.1"] = "16x9 int32"
+    for who in shapes:
+        accounts.report(who, Progress(9, 0.1, (0,), (0,), (0,), trained=288))
+    said = "its batches are 16x9 int32, those of the others 8x9 int32"
+    assert accounts.compare(shapes, {"learner-2"}) == ("", "")
+    assert [accounts.compare(shapes, ()) for _ in range(2)] == [("learner-2.1", said), ("", "")]
+    assert accounts.disregarded(9) == {"learner-2": said}
 
 
 def test_a_learner_whose_work_is_of_no_use_is_named():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddloco.machines.syncer.apart import counts_otherwise, far_held_out
+from ddloco.machines.syncer.apart import counts_otherwise, far_held_out, shaped_otherwise
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,27 @@ def test_how_it_counts_is_said():
     """Beside the others."""
     _, said = counts_otherwise({"a.1": 32, "b.1": 320, "c.1": 32})
     assert said == "it counts 320 tokens a step, the others 32"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "who"),
+    [
+        ({"a.1": "8x9", "b.1": "4x9", "c.1": "8x9"}, "b.1"),
+        ({"a.1": "8x9", "b.1": "4x9", "c.1": "8x9", "b.2": "4x9"}, "b.1"),
+        ({"a.1": "8x9", "b.1": "4x9", "c.1": "8x9", "d.1": "4x9"}, ""),
+        ({"a.1": "8x9", "b.1": "4x9", "c.1": "2x9"}, ""),
+        ({"a.1": "8x9", "b.1": "4x9", "c.1": ""}, ""),
+        ({"a.1": "8x9", "b.1": "various", "c.1": "8x9"}, ""),
+        ({"a.1": "8x9", "b.1": "4x9", "c.1": "various", "d.1": "8x9"}, "b.1"),
+        ({"a.1": "8x9", "b.1": "8x9", "c.1": "8x9"}, ""),
+        ({}, ""),
+    ],
+)
+def test_who_has_batches_of_other_shapes(shapes, who):
+    """One learner, of three or more whose batches are always alike, beside others that agree."""
+    learner, said = shaped_otherwise(shapes)
+    assert learner == who
+    assert said == ("its batches are 4x9, those of the others 8x9" if who else "")
 
 
 @pytest.mark.parametrize(
