@@ -489,6 +489,8 @@ class Trainer:
         self._sound, self._spoilt = True, not math.isfinite(last.loss)
         if request.out is not None:
             self._copy_out(self._leaves(), request.out)
+        last_step = request.step + request.count - 1
+        looks = (request.step - 1) // STATE_STEPS < last_step // STATE_STEPS
         self._last = rpc.Trained(
             last.loss,
             last.tokens,
@@ -499,15 +501,13 @@ class Trainer:
             corrupt=corrupt,
             before=tuple(earlier),
             counters=tuple(int(each) for leaf in counters for each in leaf.ravel()),
+            nan=self._nan() if looks else (),
+            shapes=_shapes_of(steps[-1].batch) if looks else "",
         )
         self._short = self._batches.is_large
-        last_step = request.step + request.count - 1
-        looks = (request.step - 1) // STATE_STEPS < last_step // STATE_STEPS
         return msgspec.structs.replace(
             self._last,
             reads=self._reads.new(),
-            nan=self._nan() if looks else (),
-            shapes=_shapes_of(steps[-1].batch) if looks else "",
             data_s=sum(each.data_s for each in steps),
             compiling_s=sum(each.compiling_s for each in steps),
         )
