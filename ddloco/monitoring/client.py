@@ -27,8 +27,8 @@ from ddloco.stage.observers.observer_protocol import (
     Sorry,
     Told,
 )
-from ddloco.stage.process.side_protocol import SideProtocolError, encode
-from transport import Arrival, Endpoint, LaneFull, PeerGone
+from ddloco.stage.process.side_protocol import SideProtocolError, tell
+from transport import Arrival, Endpoint
 from transport.zeromq import open_context
 
 if TYPE_CHECKING:
@@ -196,10 +196,7 @@ class Observer:
 
     def _ask(self, ask: Ask) -> None:
         self._said_taken = ask.taken
-        try:
-            self._endpoint.send_nowait(ROUTE, [encode(ask)])
-        except (LaneFull, PeerGone):
-            return  # The syncer is unreachable; the next beat asks again.
+        tell(self._endpoint, ROUTE, ask)  # The next beat asks again.
 
     async def _deliver(self, arrival: Arrival) -> None:
         try:

@@ -171,12 +171,12 @@ class Board:
             case "merge":
                 self.merge, self.merges, self.standstill = line, self.merges + 1, ""
                 self.fragments[line["fragment"]] = line["t"]
-                self.reached = max(self.reached, line["t"])
+                self.reached = max(self.reached, int(line["t"]))
             case "result":
                 self.result, self.evaluating = line, False
                 self._compare_with(line["held_out_loss"])
             case "recovered":
-                self.reached = max(self.reached, line["t"])
+                self.reached = max(self.reached, int(line["t"]))
             case "joined":
                 self._state(line["learner"], "linked")
             case "lost":

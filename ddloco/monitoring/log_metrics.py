@@ -10,30 +10,29 @@ from msgspec.structs import asdict
 
 from ddloco.job.config import Job
 from ddloco.monitoring.live_display import Board
-from ddloco.monitoring.metrics import MERGE_FIELDS, Sink, numbers_of
+from ddloco.monitoring.metrics import MERGE_FIELDS, NUMBERS, Points, Sink, numbers_of
 from ddloco.stage.process.entry_point import in_one_line
 from ddloco.stage.process.log_tail import LogTail
 
 LOOK_S = 1.0
 
-
-class TrackerError(OSError):
-    """A tracker's package has failed; the text says how."""
+STEP_FIELDS = ("loss", "step_s")
 
 
-class LogMetrics:
+class LogMetrics(Points):
     """Makes points of a log's lines. Every merge is a point in time, with the mean of the losses
     and of the task's metrics that each learner has had since the last one."""
 
     def __init__(self, job: Job, sinks: list[Sink]) -> None:
+        super().__init__(sinks)
         self.ended = False
         self._board = Board(job)
-        self._sinks = sinks
         self._since: dict[str, dict[str, list[float]]] = {}
         self._tokens: dict[str, int] = {}
 
     def take(self, line: dict[str, Any]) -> None:
         self._board.take(line)
+        self.t = self._board.t
         match line["event"]:
             case "step":
                 self._step(line)
@@ -43,23 +42,22 @@ class LogMetrics:
                     if not view.steps_logged and loss is not None:
                         self._since.setdefault(who, {}).setdefault("loss", []).append(loss)
             case "merge":
-                self._merge(line)
+                self._gauge("global_step", self.t)
+                counts = {"merges": self._board.merges, "quorum": self._board.job.sync.quorum}
+                self._several(MERGE_FIELDS, line)
+                self._several(counts, counts)
+                self._several(NUMBERS, asdict(self._board.numbers))
+                self._learners()
             case "result":
                 self.ended = True
                 self._learners()
-                self._several("", asdict(self._board.numbers))
-                self._several("held_out_", {"loss": line["held_out_loss"]})
-                for name, value in numbers_of(line.get("metrics") or {}).items():
-                    self._gauge("held_out_metric", value, metric=name)
+                self._several(NUMBERS, asdict(self._board.numbers))
+                if line["held_out_loss"] is not None:
+                    self.score(self.t, float(line["held_out_loss"]), line.get("metrics"))
             case "traffic":
-                fields = {key: line[key] for key in ("sent_bytes", "received_bytes")}
-                self._several("", fields, actor=line["actor"])
+                self._several(("sent_bytes", "received_bytes"), line, actor=line["actor"])
             case _:
                 pass
-
-    def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
 
     def _step(self, line: dict[str, Any]) -> None:
         who = line["actor"]
@@ -69,39 +67,16 @@ class LogMetrics:
         for name, value in numbers_of(values).items():
             since.setdefault(name, []).append(value)
 
-    def _merge(self, line: dict[str, Any]) -> None:
-        self._gauge("global_step", self._board.t)
-        self._several("", {name: line.get(name) for name in MERGE_FIELDS})
-        counts = {"merges": self._board.merges, "quorum": self._board.job.sync.quorum}
-        self._several("", {**counts, **asdict(self._board.numbers)})
-        self._learners()
-
     def _learners(self) -> None:
         for who, since in self._since.items():
-            for name, values in since.items():
-                mean = sum(values) / len(values)
-                if name in {"loss", "step_s"}:
-                    self._gauge(f"learner_{name}", mean, learner=who)
-                else:
-                    self._gauge("learner_metric", mean, learner=who, metric=name)
+            means = {name: sum(values) / len(values) for name, values in since.items()}
+            own = {name: mean for name, mean in means.items() if name not in STEP_FIELDS}
+            self._several(STEP_FIELDS, means, "learner_", learner=who)
+            self._of_task(own, learner=who)
             if who in self._tokens:
                 self._gauge("learner_tokens", self._tokens[who], learner=who)
             self._gauge("learner_step", self._board.learners[who].step, learner=who)
         self._since.clear()
-
-    def _several(self, prefix: str, fields: dict[str, Any], **labels: str) -> None:
-        for name, value in numbers_of(fields).items():
-            self._gauge(f"{prefix}{name}", value, **labels)
-
-    def _gauge(self, name: str, value: float, **labels: str) -> None:
-        known, t = float(value), int(self._board.t)  # Of an odd line, they are none.
-        for sink in self._sinks:
-            try:
-                sink.gauge(name, known, t, **labels)
-            except OSError:
-                raise
-            except Exception as error:  # Of the tracker, and not of the line.
-                raise TrackerError(in_one_line(error)) from error
 
 
 async def track_run(

@@ -1,7 +1,7 @@
 """Metrics of a running job: numbers from an observer's notices, sent to metrics systems."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 from ddloco.job.protocol.status import Numbers, Status
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.observers.observer_protocol import News
+from ddloco.stage.process.entry_point import in_one_line
 
 EVENTS_NAMED_MAX = 64
 """Kinds of news that are counted separately: the syncer chooses their names, and each name is a
@@ -47,12 +48,68 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class Metrics:
+class TrackerError(OSError):
+    """A tracker's package has failed; the text says how."""
+
+
+class Points:
+    """Gives the points of a job to sinks, each at the global step ``t`` that is reached."""
+
     def __init__(self, sinks: list[Sink]) -> None:
         self.t = 0
         self._sinks = sinks
-        self._seen: dict[str, int] = {}
         self._named: dict[str, None] = {}
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+    def score(self, t: int, loss: float, metrics: Mapping[str, Any] | None = None) -> None:
+        self._give("held_out_loss", loss, t)
+        for name, value in self._known(metrics or {}).items():
+            self._give("held_out_metric", value, t, metric=name)
+
+    def _reach(self, t: Any) -> None:
+        if isinstance(t, int):
+            self.t = max(self.t, t)
+
+    def _of_task(self, metrics: Mapping[str, Any], **labels: str) -> None:
+        for name, value in self._known(metrics).items():
+            self._gauge("learner_metric", value, **labels, metric=name)
+
+    def _known(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """The numbers among the task's metrics, without names beyond ``METRICS_NAMED_MAX``."""
+        room = METRICS_NAMED_MAX - len(self._named)
+        new = [name for name in metrics if name not in self._named]
+        self._named |= dict.fromkeys(new[:room])
+        known = numbers_of(metrics).items()
+        return {name: value for name, value in known if name in self._named}
+
+    def _several(
+        self, names: Iterable[str], fields: Mapping[str, Any], prefix: str = "", **labels: str
+    ) -> None:
+        for name, value in numbers_of({name: fields.get(name) for name in names}).items():
+            self._gauge(f"{prefix}{name}", value, **labels)
+
+    def _gauge(self, name: str, value: float, **labels: str) -> None:
+        self._give(name, float(value), self.t, **labels)
+
+    def _give(self, name: str, value: float, t: int, **labels: str) -> None:
+        for sink in self._sinks:
+            try:
+                sink.gauge(name, value, t, **labels)
+            except OSError:
+                raise
+            except Exception as error:  # Of the tracker, and not of what was told.
+                raise TrackerError(in_one_line(error)) from error
+
+
+class Metrics(Points):
+    """Makes points of what a syncer tells an observer."""
+
+    def __init__(self, sinks: list[Sink]) -> None:
+        super().__init__(sinks)
+        self._seen: dict[str, int] = {}
 
     def news(self, news: News) -> None:
         """Process one observation; a merge contains numbers of its own."""
@@ -78,42 +135,7 @@ class Metrics:
         for member in status.members:
             who = member.learner
             self._several(MEMBER_FIELDS, asdict(member), "learner_", learner=who)
-            for name, value in self._known(member.metrics).items():
-                self._gauge("learner_metric", value, learner=who, metric=name)
-
-    def score(self, t: int, loss: float, metrics: dict[str, float] | None = None) -> None:
-        for sink in self._sinks:
-            sink.gauge("held_out_loss", loss, t)
-            for name, value in self._known(metrics or {}).items():
-                sink.gauge("held_out_metric", value, t, metric=name)
-
-    def _known(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers among the task's metrics, without names beyond ``METRICS_NAMED_MAX``."""
-        room = METRICS_NAMED_MAX - len(self._named)
-        new = [name for name in metrics if name not in self._named]
-        self._named |= dict.fromkeys(new[:room])
-        known = numbers_of(metrics).items()
-        return {name: value for name, value in known if name in self._named}
-
-    def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
-
-    def _reach(self, t: Any) -> None:
-        if isinstance(t, int):
-            self.t = max(self.t, t)
-
-    def _several(
-        self, names: tuple[str, ...], fields: dict[str, Any], prefix: str = "", **labels: str
-    ) -> None:
-        for name in names:
-            value = fields.get(name)
-            if isinstance(value, int | float):
-                self._gauge(f"{prefix}{name}", value, **labels)
-
-    def _gauge(self, name: str, value: float, **labels: str) -> None:
-        for sink in self._sinks:
-            sink.gauge(name, float(value), self.t, **labels)
+            self._of_task(member.metrics, learner=who)
 
 
 class Prometheus:

@@ -12,15 +12,14 @@ A lead that has lost its folder learns from the shards' messages what it has gra
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 
 import trio
 
 from clocks import actor_of, is_incarnation, number_of
 from ddloco.stage.nodes.incarnation_grants import LANE, Known, decode_known
 from ddloco.stage.nodes.runnable import Runnable
-from ddloco.stage.process.side_protocol import SideProtocolError, encode
-from transport import Arrival, Endpoint, LaneFull, PeerGone
+from ddloco.stage.process.side_protocol import SideProtocolError, tell
+from transport import Arrival, Endpoint
 
 ASK_S, ASK_S_MIN = 5.0, 0.2
 """The usual and the shortest interval, in seconds, between two questions of a shard. A restarted
@@ -61,8 +60,7 @@ class Gate:
     async def run(self) -> None:
         while True:
             self._wanted = trio.Event()
-            with suppress(LaneFull, PeerGone):  # The lead is away; ask again later.
-                self._endpoint.send_nowait(self._route, [encode(Known(self._numbers))])
+            tell(self._endpoint, self._route, Known(self._numbers))
             await trio.sleep(ASK_S_MIN)
             with trio.move_on_after(ASK_S - ASK_S_MIN):
                 await self._wanted.wait()

@@ -21,7 +21,7 @@ same answer again.
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -30,8 +30,8 @@ from msgspec import Meta, Struct
 
 from clocks import NUMBER_DIGITS_MAX
 from ddloco.stage.nodes.runnable import Runnable
-from ddloco.stage.process.side_protocol import SideDecoder, SideProtocolError, encode
-from transport import Arrival, Endpoint, LaneFull, PeerGone
+from ddloco.stage.process.side_protocol import SideDecoder, SideProtocolError, tell
+from transport import Arrival, Endpoint
 from transport.endpoint import FRAME_BYTES_MAX, Buffer
 from transport.message import Reason
 from transport.zeromq import ZmqEndpoint
@@ -206,15 +206,11 @@ async def ask_lead(
         except (SideProtocolError, trio.WouldBlock):
             return
 
-    def ask() -> None:
-        with suppress(LaneFull, PeerGone):  # The lead is not there yet.
-            endpoint.send_nowait(route, [encode(question)])
-
     answer: Answer | Denied | JobOver | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(endpoint.run, deliver)
         with trio.move_on_after(patience_s):
-            answer = await _answer(ask, receive, ended)
+            answer = await _answer(partial(tell, endpoint, route, question), receive, ended)
         nursery.cancel_scope.cancel()
     if answer is None:
         raise SilentError(f"{lead} does not answer at {address} for {patience_s:g} s")
@@ -226,7 +222,7 @@ async def ask_lead(
 
 
 async def _answer(
-    ask: Callable[[], None],
+    ask: Callable[[], object],
     receive: trio.MemoryReceiveChannel[Answer | Denied | JobOver],
     ended: Callable[[], JobOver | None],
 ) -> Answer | Denied | JobOver:
@@ -244,12 +240,8 @@ async def tell_late(endpoint: Endpoint, reason: str) -> None:
 
     async def deliver(arrival: Arrival) -> None:
         await trio.lowlevel.checkpoint()
-        if not arrival.route.endswith(f"/{LANE}"):
-            return
-        try:
-            endpoint.send_nowait(arrival.route, [encode(JobOver(reason[:1000]))])
-        except (LaneFull, PeerGone):
-            return  # It asks again.
+        if arrival.route.endswith(f"/{LANE}"):
+            tell(endpoint, arrival.route, JobOver(reason[:1000]))
 
     with trio.move_on_after(TELL_S):
         await endpoint.run(deliver)

@@ -46,10 +46,10 @@ from ddloco.stage.nodes.peer_version import agreement_of
 from ddloco.stage.nodes.runnable import Runnable
 from ddloco.stage.process.code_version import code_version
 from ddloco.stage.process.run_identity import DDLOCO, SOURCE, apart, changes, identity_here
-from ddloco.stage.process.side_protocol import Refusals, SideProtocolError, encode
+from ddloco.stage.process.side_protocol import Inbox, Refusals, SideProtocolError, encode, tell
 from replay.tape import SUFFIX
 from replay.tape_files import whose
-from transport import Allowances, Arrival, Endpoint, LaneFull, PeerGone
+from transport import Allowances, Arrival, Endpoint
 
 TOGETHER = "update all hosts of a job together"
 
@@ -165,17 +165,14 @@ class Registrar:
         self._source: Mapping[str, str] | None = None
         self._given: dict[str, Granted] = {}
         self._flags: dict[str, dict[str, str]] = {}
-        self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
+        self._inbox = Inbox[Arrival](WAITING_MAX)
 
     def know_source(self, texts: Mapping[str, str]) -> None:
         """Take the user's source files, by name; until then nobody is told what runs."""
         self._source = texts
 
     def take(self, arrival: Arrival) -> None:
-        try:
-            self._came.send_nowait(arrival)
-        except trio.WouldBlock:
-            return  # Its sender repeats it.
+        self._inbox.put(arrival)
 
     def heeds(self, route: str) -> bool:
         """Whether messages of the incarnation that a route names are accepted: if it was granted.
@@ -195,18 +192,14 @@ class Registrar:
         return True
 
     async def run(self) -> None:
-        async for arrival in self._waiting:
+        async for arrival in self._inbox.waiting:
             answer = await trio.to_thread.run_sync(self.answer, arrival)
             if answer is None:
                 continue
-            self._send(arrival.route, answer)
+            tell(self._endpoint, arrival.route, answer)
             if isinstance(answer, Granted):
                 for route in self._shards.values():
-                    self._send(route, self._known())
-
-    def _send(self, route: str, answer: Granted | Described | Denied | Known) -> None:
-        with suppress(LaneFull, PeerGone):  # It asks again.
-            self._endpoint.send_nowait(route, [encode(answer)])
+                    tell(self._endpoint, route, self._known())
 
     def _known(self) -> Known:
         numbers = {name: self._newest_of(name) for name in sorted(self._learners)}

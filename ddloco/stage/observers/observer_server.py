@@ -22,9 +22,8 @@ from ddloco.stage.observers.observer_protocol import (
     Told,
     decode_ask,
 )
-from ddloco.stage.process.side_protocol import SideProtocolError, encode
+from ddloco.stage.process.side_protocol import SideProtocolError, encode, tell
 from transport import Arrival, Endpoint, LaneFull, Payload, PeerGone
-from transport.endpoint import Buffer
 
 OBSERVERS_MAX = 64
 """Observers at once. Beyond that, one that does not follow, or has been silent for some seconds, is
@@ -268,8 +267,4 @@ class ObserverServer:
         return True
 
     def _decline(self, route: str, reason: str) -> None:
-        frames: list[Buffer] = [encode(Sorry(reason))]
-        try:
-            self._endpoint.send_nowait(route, frames)
-        except (LaneFull, PeerGone):
-            return
+        tell(self._endpoint, route, Sorry(reason))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
-import structlog
 
 from clocks import actor_of, mark_in_use, open_to_append
 
@@ -31,6 +30,9 @@ class ActorLog:
         self._file = _Lines(path) if path is not None else None
         self._log: Any = None
         if self._file is not None:
+            # It imports what draws in colours; commands that only read a run log nothing.
+            import structlog  # noqa: PLC0415
+
             # The logger calls the given function with each line.
             self._log = structlog.wrap_logger(
                 _Calls(self._file.add), processors=[_first_things_first, _json]

@@ -3,10 +3,13 @@ are msgpack structs below the door: no machine, clock or tape has them. What is 
 and the first refusals are logged."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import msgspec
+import trio
 
+from transport import Endpoint, LaneFull, PeerGone
 from transport.endpoint import Buffer
 
 REFUSALS_LOGGED_MAX = 20
@@ -41,6 +44,27 @@ class SideDecoder(Generic[M]):
             return self._decode(frames[0])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise SideProtocolError(str(error)) from None
+
+
+def tell(endpoint: Endpoint, route: str, message: Any, *data: Buffer) -> bool:
+    """Send a message and the bytes that follow it; returns whether that could be done. Whoever
+    waits for one that could not asks again."""
+    try:
+        endpoint.send_nowait(route, [encode(message), *data])
+    except (LaneFull, PeerGone):
+        return False
+    return True
+
+
+class Inbox(Generic[M]):
+    """What has come and waits, in order: at most ``most``. More is dropped, and sent again."""
+
+    def __init__(self, most: int) -> None:
+        self._came, self.waiting = trio.open_memory_channel[M](most)
+
+    def put(self, each: M) -> None:
+        with suppress(trio.WouldBlock):
+            self._came.send_nowait(each)
 
 
 class Refusals:

@@ -19,7 +19,7 @@ import xxhash
 from clocks import actor_of
 from ddloco.stage.files.trust import content_of
 from ddloco.stage.process.log import Note
-from ddloco.stage.process.side_protocol import Refusals, SideProtocolError, encode
+from ddloco.stage.process.side_protocol import Inbox, Refusals, SideProtocolError, tell
 from ddloco.stage.tapes.sender import digest_prefix
 from ddloco.stage.tapes.shipping_protocol import (
     LANE,
@@ -34,7 +34,7 @@ from ddloco.stage.tapes.shipping_protocol import (
     digest_of,
 )
 from replay import Tape, TapeError
-from transport import Allowances, Arrival, Endpoint, LaneFull, PeerGone
+from transport import Allowances, Arrival, Endpoint
 from transport.endpoint import Buffer
 
 MARKS = ".shipped"
@@ -108,13 +108,10 @@ class TapeReceiver:
         self._shipping: dict[str, str] = {}
         """Of each learner, the incarnation that spoke last of its tape."""
         self._allowances = Allowances(ACTOR_BYTES_AT_ONCE, ACTOR_BYTES_PER_S)
-        self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
+        self._inbox = Inbox[Arrival](WAITING_MAX)
 
     def take(self, arrival: Arrival) -> None:
-        try:
-            self._came.send_nowait(arrival)
-        except trio.WouldBlock:
-            return  # Dropped without an answer, so its sender repeats it.
+        self._inbox.put(arrival)
 
     def heeds(self, route: str) -> bool:
         """Notice who speaks on another lane; every arrival there is passed on."""
@@ -124,7 +121,7 @@ class TapeReceiver:
         return True
 
     async def run(self) -> None:
-        async for arrival in self._waiting:
+        async for arrival in self._inbox.waiting:
             if self._holds():  # Otherwise its sender repeats it.
                 await self._handle(arrival)
 
@@ -163,10 +160,7 @@ class TapeReceiver:
         if name in self._incoming:
             self._incoming[name].heard_at = trio.current_time()
         if answer is not None:
-            try:
-                self._endpoint.send_nowait(arrival.route, [encode(answer)])
-            except (LaneFull, PeerGone):
-                return  # The sender repeats its message.
+            tell(self._endpoint, arrival.route, answer)
 
     def _check_allowance(self, name: str, nbytes: int) -> None:
         """Raise RefusedError if an actor exceeds its rate; its sender repeats the message."""

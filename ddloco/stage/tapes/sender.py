@@ -3,6 +3,7 @@ delays the recorder: it reads from outside, and an error here affects only the c
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -11,7 +12,7 @@ import xxhash
 from clocks import open_regular
 from ddloco.stage.files.settings import TapeTable
 from ddloco.stage.process.log import Note
-from ddloco.stage.process.side_protocol import SideProtocolError, encode
+from ddloco.stage.process.side_protocol import Inbox, SideProtocolError, tell
 from ddloco.stage.tapes.shipping_protocol import (
     SEGMENT_BYTES_MAX,
     AskLength,
@@ -23,7 +24,7 @@ from ddloco.stage.tapes.shipping_protocol import (
     decode_answer,
     digest_of,
 )
-from transport import Arrival, Endpoint, LaneFull, PeerGone
+from transport import Arrival, Endpoint
 from transport.endpoint import Buffer
 
 LOOK_S = 0.2
@@ -59,14 +60,12 @@ class TapeSender:
         self._has: int | None = None
         """Bytes that the syncer has; None while unknown."""
         self._shipped_at = 0.0
-        self._answers, self._waiting = trio.open_memory_channel[Has | Declined](ANSWERS_MAX)
+        self._answers = Inbox[Has | Declined](ANSWERS_MAX)
 
     def take(self, arrival: Arrival) -> None:
         """Accept an answer of the syncer; invalid or excess answers are ignored."""
-        try:
-            self._answers.send_nowait(decode_answer(arrival.frames))
-        except (SideProtocolError, trio.WouldBlock):
-            return
+        with suppress(SideProtocolError):
+            self._answers.put(decode_answer(arrival.frames))
 
     async def run(self) -> None:
         await self._ship(lambda: True, at_once=False)
@@ -141,13 +140,11 @@ class TapeSender:
         self._note(NOT_SHIPPED, {"reason": reason})
 
     async def _call(self, word: Word, *data: Buffer) -> Has | Declined | None:
-        try:
-            self._endpoint.send_nowait(self._route, [encode(word), *data])
-        except (LaneFull, PeerGone):
+        if not tell(self._endpoint, self._route, word, *data):
             return None
         with trio.move_on_after(ANSWER_S):
             while True:
-                answer = await self._waiting.receive()
+                answer = await self._answers.waiting.receive()
                 if answer.n == word.n:
                     return answer
         return None

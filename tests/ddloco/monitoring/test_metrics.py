@@ -15,6 +15,7 @@ from ddloco.monitoring.metrics import (
     PrintedNotices,
     Prometheus,
     TensorBoard,
+    TrackerError,
 )
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.observers.observer_protocol import News
@@ -207,3 +208,18 @@ def test_the_losses_of_learners_are_lines_of_json():
     [learner] = line["learners"]
     assert ("learner-0.1", 40, 1.5) == (learner["learner"], learner["step"], learner["loss"])
     assert 0.5 == learner["metrics"]["accuracy"]
+
+
+def test_a_tracker_that_fails_is_no_bug():
+    """Whatever its package raises is an error of the system to the command, which says it in one
+    line; its own errors of the system stay as they are."""
+
+    class Failing(Kept):
+        def gauge(self, name, value, t, **labels):
+            raise self.error
+
+    sink = Failing()
+    for error, kind in ((KeyError("no project"), TrackerError), (TimeoutError(), TimeoutError)):
+        sink.error = error
+        with pytest.raises(kind):
+            Metrics([sink]).status(status_from(STATUS))
