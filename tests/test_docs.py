@@ -30,6 +30,9 @@ __all__ = ["simulate"]
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+PAGES_MAX, PAGES_WORDS_MAX, WORDS_MAX = 24, 45_000, 60_000
+"""Pages, their words, and the words of all documentation, decision records included."""
+
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 PICTURE_BYTES_MAX = 100_000
 SECTIONS = ["Context", "Decision", "Consequences"]
@@ -126,6 +129,20 @@ def test_the_site_builds_strictly(site):
     built = {path.parent.relative_to(site) for path in site.rglob("index.html")}
 
     assert {page for page in pages if page.name != "index"} <= built
+
+
+def words_of(paths):
+    """The words of some files: what has a letter or a digit, so no bar of a table."""
+    return sum(any(map(str.isalnum, each)) for path in paths for each in path.read_text().split())
+
+
+def test_the_documentation_is_no_longer_than_people_read():
+    """A page or a record that grows makes another one shorter, or says here why it does not."""
+    pages = sorted(DOCS.glob("*.md"))
+
+    assert len(pages) <= PAGES_MAX
+    assert words_of(pages) <= PAGES_WORDS_MAX
+    assert words_of([*DOCS.rglob("*.md"), *ROOT.glob("*.md")]) <= WORDS_MAX
 
 
 def test_every_setting_and_command_is_in_the_reference(site):
