@@ -3,7 +3,6 @@
 import argparse
 import gc
 import json
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ import msgspec
 from ddloco.cli.ask import complain, complain_of_tape
 from ddloco.debugger.bundle import SUFFIX, open_bundle, write_bundle
 from ddloco.debugger.cluster_status import cluster_at
-from ddloco.debugger.live_page import LivePage, serving
+from ddloco.debugger.live_page import LivePage, server_of
 from ddloco.debugger.merge_processes import processes_for
 from ddloco.debugger.recorded_job import is_syncer, job_in, open_run
 from ddloco.debugger.recorded_run import RecordedRun
@@ -188,10 +187,11 @@ def live_report(given: argparse.Namespace) -> int:
             option = "--out" if given.compare is None else "--compare"
             raise ConfigError(f"{option}: not with --live, which shows one run and writes no file")
         page = LivePage(given.folder, salvage=given.salvage, trust=given.trust)
-        with serving(page, given.port) as address, suppress(KeyboardInterrupt):
-            _say(*_before([run]))
-            print(f"{address}\nCtrl-C ends it; the run goes on", flush=True)
-            threading.Event().wait()
+        server, address = server_of(page, given.port)
+        _say(*_before([run]))
+        print(f"{address}\nCtrl-C ends it; the run goes on", flush=True)
+        with server, suppress(KeyboardInterrupt):
+            server.serve_forever()
         return HELD
 
     if not given.live:

@@ -153,7 +153,7 @@ def server_of(page: ServedPage, port: int = 0) -> tuple[ThreadingHTTPServer, str
 
 @contextmanager
 def serving(page: ServedPage, port: int = 0) -> Iterator[str]:
-    """Serve a page in a thread; gives its address, as ``server_of``."""
+    """Serve a page in a thread, beside what makes it; gives its address."""
     server, address = server_of(page, port)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     with server:

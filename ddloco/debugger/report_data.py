@@ -252,7 +252,7 @@ class _JobReader(_Reader):
             if finite(loss) is not None
         ]
         shown.findings = [clip(each) for each in found.lines() if found.breaks or found.suspect]
-        others = [each for each in detect(self.job)[0] if each.detector != LOSSES]
+        others, _ = detect(self.job, without=LOSSES)
         shown.findings += [clip(line) for each in others for line in each.lines]
         return shown
 

@@ -1,6 +1,7 @@
 """Why nothing went on at the end of a run's tapes: for whom the last merge or message waits, and
 what each of these did last, by its own tape. The run may have been killed, or still be running."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
@@ -19,7 +20,6 @@ from ddloco.monitoring.status_view import seconds, sync_in_words, waits_in_words
 from ddloco.stage.actors.events import StopRequested
 from ddloco.stage.actors.status import ActorStatus
 from ddloco.stage.files.toml import ConfigError
-from replay import tape
 
 LONG_TIMES = 5.0
 """Merges come regularly: how many times their usual distance is a standstill."""
@@ -131,9 +131,9 @@ def _end_of(run: RecordedRun, who: str, until: float | None) -> ActorEnd | None:
     found = run.tape_of(who)
     number, ended = found.events, found.closed or ""
     if until is not None:
-        events = (each for each in found.records() if isinstance(each, tape.Event))
-        before = [each.n for each in events if run.common(who, each.at) < until]
-        number, ended = (before[-1] if before else 0), ended * (len(before) == found.events)
+        numbers = range(found.header.after + 1, found.events + 1)
+        before = bisect_left(numbers, until, key=lambda n: run.common(who, run.event(who, n)[0]))
+        number, ended = numbers.start + before - 1, ended * (before == len(numbers))
     if number <= found.header.after:
         return None
     at, _ = run.event(who, number)
