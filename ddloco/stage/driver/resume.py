@@ -11,7 +11,7 @@ from ddloco.stage.actors.events import Restored, WorkResult
 from ddloco.stage.arrays.array_table import ArrayTable
 from ddloco.stage.driver.driver import Arrived
 from ddloco.stage.driver.snapshot_writer import FROZEN, Tensors
-from ddloco.stage.files.run_folder import JOB_FILE, SNAPSHOTS
+from ddloco.stage.files.run_folder import JOB_FILE, SNAPSHOTS, TAPES
 from ddloco.stage.files.toml import ConfigError, read_toml
 from ddloco.stage.files.trust import check_states
 from snapshot import BLOBS, NEWEST, Manifest, Part, SnapshotError, Store
@@ -207,11 +207,14 @@ def continuing(program: P, start_point: StartPoint[Any] | None) -> P:
 
 def place_and_id(said: str) -> tuple[str, str]:
     """Split a user's name of a snapshot into store and id: ``PLACE/ID`` or ``PLACE/latest``, or the
-    store or a run folder alone, which means its newest snapshot."""
+    store or a run folder alone, which means its newest snapshot. A run folder stands for its
+    store."""
     for place in (Path(said), Path(said) / SNAPSHOTS):
         if (place / BLOBS).is_dir():
             return str(place.absolute()), NEWEST
     place, _, snapshot = said.rstrip("/").rpartition("/")
+    if (Path(place) / SNAPSHOTS / BLOBS).is_dir():
+        return absolute_place(Path(place) / SNAPSHOTS), snapshot
     return absolute_place(place), snapshot
 
 
@@ -260,7 +263,8 @@ def check_said(said: str, place: str, own: str, *, trust: bool) -> None:
     if trust:
         return
     for folder in (Path(said), Path(place).parent):
-        if "://" not in str(said) and (folder / JOB_FILE).is_file():
+        is_run = (folder / JOB_FILE).is_file() and (folder / TAPES).is_dir()
+        if "://" not in str(said) and is_run:
             check_states(folder, read_toml(folder / JOB_FILE), place, trust=False)
             return
     if place != own:

@@ -341,6 +341,8 @@ def test_a_run_or_its_place_means_the_newest(tmp_path, said):
     place = str(tmp_path / "snapshots")
     assert (place, "latest") == place_and_id(f"{tmp_path}{said}")
     assert (place, "syncer.1-7") == place_and_id(f"{place}/syncer.1-7")
+    assert (place, "syncer.1-7") == place_and_id(f"{tmp_path}/syncer.1-7")
+    assert (place, "latest") == place_and_id(f"{tmp_path}/latest")
     assert ("s3://bucket/run", "latest") == place_and_id("s3://bucket/run/latest")
 
 

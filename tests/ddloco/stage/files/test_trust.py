@@ -77,12 +77,13 @@ def test_states_of_another_user_do_not_act(folder, job):
 def test_a_run_continues_from_what_this_user_recorded_or_set(folder, job, tmp_path):
     """And from nothing else, whether the folder has a job, a program, or none."""
     within = str(folder / "snapshots")
+    (folder / "tapes").mkdir()
     check_said(str(folder), within, "", trust=False)
     check_said(f"{within}/syncer.1-10", within, "", trust=False)
     check_said("s3://shared/run/latest", "s3://shared/run", "s3://shared/run", trust=False)
     bare = str(tmp_path / "bare")
     program = tmp_path / "program"
-    program.mkdir()
+    (program / "tapes").mkdir(parents=True)
     (program / "job.toml").write_text(tomli_w.dumps({"program": "a:b", "options": {}}))
     for said, place in (
         ("s3://shared/run/latest", "s3://shared/run"),
@@ -96,6 +97,15 @@ def test_a_run_continues_from_what_this_user_recorded_or_set(folder, job, tmp_pa
     (folder / MARK_FILE).unlink()
     with pytest.raises(ConfigError, match="use --trust if you trust"):
         check_said(str(folder), within, within, trust=False)
+
+
+def test_a_job_file_beside_its_place_is_no_run(tmp_path):
+    """What a person wrote there has no mark; the place that it names is the new run's own."""
+    (tmp_path / "job.toml").write_text('[snapshot]\nplace = "snaps"\n')
+    place = str(tmp_path / "snaps")
+    check_said(f"{place}/latest", place, place, trust=False)
+    with pytest.raises(ConfigError, match="it is not the snapshot"):
+        check_said(f"{place}/latest", place, "", trust=False)
 
 
 def test_a_home_without_links_has_a_key(tmp_path, monkeypatch):
