@@ -253,7 +253,10 @@ def existing_place(said: str) -> tuple[str, str]:
         folder = folder.parent
     if not folder.exists():
         raise SnapshotError(f"{folder}: no such folder")
-    want = "want a run folder, RUN/snapshots/ID or RUN/snapshots/latest"
+    want = (
+        "want a run folder, RUN/snapshots/ID or RUN/snapshots/latest; snapshot.every_steps or "
+        "snapshot.every_s in a job file has them taken"
+    )
     raise SnapshotError(f"{folder}: there are no snapshots; {want}")
 
 
