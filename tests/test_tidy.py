@@ -516,7 +516,7 @@ LINES = {
     "ddloco/debugger": 8940,
     "ddloco/engines": 900,
     "ddloco/job": 3380,
-    "ddloco/machines": 8700,
+    "ddloco/machines": 8720,
     "ddloco/monitoring": 2000,
     "ddloco/ray": 400,
     "ddloco/replayer": 3280,

@@ -96,6 +96,9 @@ COMBINED_EVERY = 7
 RESTARTS_EVERY = 4
 """Of so many worlds with a liar one has syncers that are lost, too."""
 
+SHARD_EVERY = 3
+"""Of so many worlds with a liar and several syncers it is one of these, but for the lead."""
+
 DATA_EVERY = 17
 """Of so many seeds the last two are worlds whose data shards move between learners."""
 
@@ -300,6 +303,10 @@ def draw_lying(seed: int, tapes: Path | None = None) -> Hostile:
     who = rng.choice([*drawn.job.learner_names(), *drawn.job.relay_names()])
     begin, end = rng.uniform(0, drawn.heal_at * 0.5), drawn.heal_at
     chance = rng.choice([0.05, 0.3, 1.0])
+    shards = drawn.job.syncer_names()[1:]
+    if shards and seed % SHARD_EVERY == SHARD_EVERY - 1:
+        who, chance = rng.choice(shards), min(chance, 0.3)
+        end += rng.choice([0.0, 10.0, 60.0])  # What it says at the end of the job, too.
     return dataclasses.replace(drawn, poisoned=(), wrong=(), lying=((who, begin, end, chance),))
 
 
@@ -553,7 +560,8 @@ class Watch:
         if self.restarts:
             return told
         sums = [] if any("relay" in each for each in self.liars) else [Oracle()]
-        return [*told, self.merging, Durable(), *sums, OfItselfOnly(self.liars)]
+        durable = Unless(Durable(), self.liars)
+        return [*told, self.merging, durable, *sums, OfItselfOnly(self.liars)]
 
 
 def run_seed(seed: int, tapes: Path | None = None, *, lying: bool = False) -> SeedOutcome:

@@ -430,9 +430,10 @@ class Learner(OwnMachine):
     def _recover(self, at: float, said: Resume | StatePiece, handle: str) -> list[Effect]:
         recovery = self.recovery
         if isinstance(said, Resume):
+            before = recovery.batches
             effects = recovery.resume(said, self.lead)
             if not said.donor and not recovery.own:
-                if said.batches:
+                if said.batches and said.batches != before:
                     effects.append(Observe("state lost", {"batches": said.batches}))
                 # The syncer sends the global fragments that this report shows to be missing.
                 return [*effects, *self._report(), *self._begin(at)]

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from clocks import actor_of, number_of
 from ddloco.job.protocol.messages import Close, GlobalFragment, ShardReport, Stop
+from ddloco.machines.syncer.accounts import COUNT_MAX
 from ddloco.stage.actors.effects import Observe
 from transport import CONTROL, Drop, Effect, Hangup, Keep, Retire, Send
 
@@ -44,12 +45,16 @@ class Shards(Struct, forbid_unknown_fields=True):
     def complete(self) -> bool:
         if len(self.reports) < len(self.names) or len(self.finals) < len(self.foreign):
             return False
-        told = [each.versions for each in self.reports.values()]
-        return all(self.finals[p][0] >= max(said[p] for said in told) for p in self.foreign)
+        told = {p: self.reports[self.owner(p)].versions[p] for p in self.foreign}
+        return all(self.finals[p][0] >= version for p, version in told.items())
 
     @property
     def merges(self) -> int:
-        return sum(each.merges for each in self.reports.values())
+        return min(sum(each.merges for each in self.reports.values()), COUNT_MAX)
+
+    def owner(self, fragment: int) -> str:
+        """Return the shard that a fragment of another one is of; see ``owned_by``."""
+        return self.names[fragment % (len(self.names) + 1) - 1]
 
     def missing(self) -> list[str]:
         return [name for name in self.names if name not in self.reports]
@@ -97,7 +102,7 @@ class Shards(Struct, forbid_unknown_fields=True):
         """Keep a final fragment of a shard, if it is newer than the one already received."""
         if said.fragment not in self.foreign or not handle:
             return []
-        if self.linked.get(actor_of(peer)) != peer:
+        if self.linked.get(actor_of(peer)) != peer or self.owner(said.fragment) != actor_of(peer):
             return []
         before = self.finals.get(said.fragment)
         if before is not None and before[0] >= said.version:

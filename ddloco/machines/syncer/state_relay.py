@@ -21,6 +21,10 @@ PATIENCE_STEPS = 3.0
 """A donor is replaced if no piece of its state arrives for ten seconds or three of its steps,
 whichever is longer. Steps count because a donor copies its state between two steps."""
 
+AGAIN_S = 5.0
+"""Seconds until a learner is told again to begin alone: it answers each time, and may wait for long
+until all fragments have come."""
+
 PASSING_MAX = 64
 """Pieces that are relayed at once; a learner requests two at a time."""
 
@@ -47,13 +51,13 @@ class StateRelay(Struct, forbid_unknown_fields=True):
     """The recoveries in progress.
 
     Attributes:
-        greeted: the peers that were told once where they stand.
+        greeted: the peers that were told where they stand, and when that was, in seconds.
         passing: by work number, a piece that is copied: the learner, the message, the piece's
             handle and that of the copy.
     """
 
     handovers: dict[str, Handover] = {}
-    greeted: dict[str, None] = {}
+    greeted: dict[str, float] = {}
     passing: dict[int, tuple[str, StatePiece, str, str]] = {}
 
     def held(self) -> int:
@@ -81,11 +85,14 @@ class StateRelay(Struct, forbid_unknown_fields=True):
         merged = rounds.globals.merged
         if peer in self.handovers or (not merged and number_of(incarnation) == 1):
             return []
+        told_at = self.greeted.get(peer)
+        if told_at is not None and at - told_at < AGAIN_S:
+            return []
+        self.greeted[peer] = at
         batches, cursor = rounds.membership.place_of(actor_of(incarnation))
         handover = Handover(peer, batches, cursor, "", at)
-        if peer in self.greeted:  # The message to begin alone may have been lost.
+        if told_at is not None:  # The message to begin alone may have been lost.
             return [self._begin_alone(handover)]
-        self.greeted[peer] = None
         return self._name_donor(at, handover, rounds) if merged else [self._begin_alone(handover)]
 
     def _begin_alone(self, handover: Handover) -> Effect:

@@ -65,8 +65,14 @@ def test_the_newest_version_counts(shards):
 
 @pytest.mark.parametrize(
     ("peer", "p", "handle"),
-    [("learner-0.1", 1, "in/1"), (ONE, 0, "in/1"), (ONE, 9, "in/1"), (ONE, 1, "")],
-    ids=["a learner", "one's own", "none of the plan", "without bytes"],
+    [
+        ("learner-0.1", 1, "in/1"),
+        (ONE, 0, "in/1"),
+        (ONE, 9, "in/1"),
+        (ONE, 1, ""),
+        (TWO, 1, "in/1"),
+    ],
+    ids=["a learner", "one's own", "none of the plan", "without bytes", "of another shard"],
 )
 def test_what_is_no_shards_fragment_is_not_taken(shards, peer, p, handle):
     """Whichever shard reports it."""
@@ -109,6 +115,16 @@ def test_a_report_that_overtakes_its_fragments_does_not_complete(shards):
     assert not shards.complete
     shards.final(ONE, GlobalFragment(1, 9), "in/9")
     assert shards.complete
+
+
+def test_a_shard_speaks_of_its_own_fragments_only(shards):
+    """Of others' it may say anything; and no sum is more than a message takes."""
+    for peer, p in ((ONE, 1), (ONE, 4), (TWO, 2)):
+        shards.final(peer, GlobalFragment(p, 5), f"in/{p}")
+    shards.report(ONE, ShardReport(2**63 - 1, (9, 5, 2**62, 9, 5), over=True))
+    shards.report(TWO, ShardReport(2**63 - 1, (-1, -1, 5, -1, -1), over=True))
+    assert shards.complete
+    assert shards.merges == 2**63 - 1
 
 
 def test_what_one_said_that_came_back_counts_no_more(shards):
