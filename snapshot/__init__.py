@@ -17,6 +17,7 @@ from snapshot.manifest import id_of as id_of
 from snapshot.packing import PackingError as PackingError
 from snapshot.packing import pack as pack
 from snapshot.participant import GATHERING_S as GATHERING_S
+from snapshot.participant import REFUSED as REFUSED
 from snapshot.participant import Ask as Ask
 from snapshot.participant import Capture as Capture
 from snapshot.participant import Commit as Commit

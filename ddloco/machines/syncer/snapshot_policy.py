@@ -82,10 +82,10 @@ class SnapshotPolicy(Struct, forbid_unknown_fields=True):
                 self.failed, self.problem, self.dirty = self.failed + 1, event.failed, True
         if self.last is not False or self.under_way:
             return []
-        if self.owed:
+        if self.owed and not (isinstance(event, SnapshotSettled) and event.refused):
             self.owed = False
             return self._take()
-        self.last = True
+        self.last, self.owed = True, False  # Those under way are of the same moment.
         return [CancelTimer(LastSnapshotDeadline())]
 
     def over(self, table: SnapshotTable) -> bool:

@@ -66,11 +66,13 @@ class Restored(Event, frozen=True):
 
 
 class SnapshotSettled(Event, frozen=True):
-    """A snapshot that this actor began is complete, or ``failed`` says why not. It is passed to the
-    machine, and not recorded on the tape."""
+    """A snapshot that this actor began is complete, or ``failed`` says why not; it was ``refused``
+    if too many were under way, as another one would be at this event. It is passed to the machine,
+    and not recorded on the tape."""
 
     snapshot: str
     failed: str = ""
+    refused: bool = False
 
 
 class StopRequested(Event, frozen=True):

@@ -21,6 +21,7 @@ from ddloco.stage.actors.observations import BEGUN, DISCARDED, FAILED, TAKEN
 from ddloco.stage.actors.timers import MarkerDeadline, PartDeadline, SnapshotTimer
 from snapshot import (
     GATHERING_S,
+    REFUSED,
     Ask,
     Capture,
     Commit,
@@ -330,7 +331,7 @@ class SnapshotAdapter(Struct, Generic[B], forbid_unknown_fields=True):
             del self.flight[handle]
 
     def _settle(self, snapshot: str, failed: str, commit: Commit | None) -> list[Effect]:
-        self.settled.append(SnapshotSettled(snapshot, failed))
+        self.settled.append(SnapshotSettled(snapshot, failed, failed == REFUSED))
         if failed or commit is None:
             return [Observe(DISCARDED, {"snapshot": snapshot, "reason": failed})]
         parts = [part.who for part in commit.parts]

@@ -98,6 +98,17 @@ def test_one_that_was_asked_for_counts():
     assert [TakeSnapshot()] == policy.periodic(6.0, 2)[:1]
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_where_too_many_are_under_way_at_the_end_none_is_owed(refused):
+    """The one that is due at the last merge was refused at once, as its successor would be."""
+    policy = Policy(SnapshotTable(every_steps=10))
+    assert [TakeSnapshot()] == policy.merged(10)
+    policy.end(9.0, 2)
+    effects = policy.heard(SnapshotSettled("syncer.1:9", "4 are under way", refused))
+    assert effects == ([CancelTimer(LastSnapshotDeadline())] if refused else [TakeSnapshot()])
+    assert policy.over == refused
+
+
 def test_a_job_that_goes_on_from_its_end_has_another():
     """Its last snapshot was taken while it waited for that; of then nothing is waited for now."""
     policy = Policy(SnapshotTable(every_s=5.0, every_steps=10))
