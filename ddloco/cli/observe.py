@@ -49,6 +49,10 @@ def _page(given: argparse.Namespace) -> int:
     from ddloco.monitoring.watch import until_signal  # noqa: PLC0415
     from ddloco.stage.files.run_folder import TAPES  # noqa: PLC0415
 
+    others = ("json", "prometheus", "tensorboard", "track", "evaluate", "best")
+    beside = next((each for each in others if getattr(given, each)), "")
+    if beside:
+        return complain(f"--page: not with --{beside}, which is for another ddloco observe")
     scheme, _, path = given.address.partition(":")
     if scheme == "file" and (Path(path).parent / TAPES).is_dir():
         given.folder, given.salvage, given.live, given.port = Path(path).parent, False, True, 0

@@ -249,6 +249,14 @@ def test_a_syncer_that_does_not_answer_is_named(capsys):
     assert "no answer from tcp://127.0.0.1:1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", [["--json"], ["--prometheus", "9000"], ["--best", "x"]])
+def test_a_page_is_all_that_a_command_shows(option, capsys):
+    """Another option is refused, and not left out."""
+    words = ["observe", "tcp://127.0.0.1:1", "--page", *option]
+    assert observe(parser().parse_args(words)) == 2
+    assert f"--page: not with {option[0]}" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 @pytest.mark.parametrize("size", [(1366, 900), (390, 844)])
