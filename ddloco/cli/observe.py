@@ -58,9 +58,9 @@ def _page(given: argparse.Namespace) -> int:
         given.folder, given.salvage, given.live, given.port = Path(path).parent, False, True, 0
         given.compare = given.out = None
         return live_report(given)
-    page = ObservedPage(given.address, timeout_s=timeout_of(given), keys=given.keys)
 
     async def serve() -> None:
+        page = ObservedPage(given.address, timeout_s=timeout_of(given), keys=given.keys)
         await page.look()
         with serving(page) as address:
             say(address)

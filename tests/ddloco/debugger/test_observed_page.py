@@ -247,6 +247,8 @@ def test_a_syncer_that_does_not_answer_is_named(capsys):
     words = ["observe", "tcp://127.0.0.1:1", "--page", "--timeout", "0.2"]
     assert observe(parser().parse_args(words)) == 1
     assert "no answer from tcp://127.0.0.1:1" in capsys.readouterr().err
+    assert observe(parser().parse_args([*words, "--timeout", "0"])) == 2
+    assert "--timeout 0.0: want seconds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", [["--json"], ["--prometheus", "9000"], ["--best", "x"]])
