@@ -3,19 +3,19 @@ evidence and is quiet if there is nothing to say; none of them says who is to bl
 losses (``loss_analysis``)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
 from statistics import median
 
 from msgspec import Struct
 
 from clocks import actor_of
 from ddloco.debugger.absences import absences_of
+from ddloco.debugger.drawn_batches import STEPS_MIN, one_again, shapes_of, twins_of
 from ddloco.debugger.learner_time import LearnerTime, held_back, times_of
 from ddloco.debugger.loss_analysis import analyse_losses, went_back
 from ddloco.debugger.not_finite import signs_of_learners
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.wording import listed
-from ddloco.job.protocol.messages import VARIOUS
 from ddloco.job.protocol.work import TENSOR_DIGEST_BYTES, StepFinished
 from ddloco.machines.syncer.apart import far_held_out, own_batches, shaped_otherwise
 from ddloco.monitoring.status_view import seconds
@@ -24,12 +24,6 @@ from ddloco.workers.data_stream import unpack_cursor
 
 LOSSES = "losses"
 """The detector of losses that left their band."""
-
-STEPS_MIN = 8
-"""With fewer steps, or merges, of a learner there is no pattern."""
-
-TWINS_SHARE = 0.5
-"""Two learners draw the same data if this share of their batches is the same."""
 
 STANDS_SHARE, MOVES_SHARE = 0.9, 0.1
 """A tensor stands still in a learner if so many of its last updates left it as it was, while of
@@ -99,48 +93,23 @@ def _not_finite(run: RecordedJob) -> Iterator[Found]:
 
 
 def _batches(run: RecordedJob) -> Iterator[Found]:
-    """Learners that draw the same batches, or one batch again and again."""
+    """Learners that draw the same batches, or one batch again and again, or of another shape."""
     if run.is_simulated:
         return  # Their batches are numbers, with which each learner begins at 1.
-    drawn = {who: {s: each.batch for _, s, each in run.steps_of(who)} for who in run.learners}
-    unique = {who: {*own.values()} for who, own in drawn.items()}
-    varied = {who: own for who, own in unique.items() if len(own) >= STEPS_MIN}
-    for one, other in combinations(sorted(varied, key=str.encode), 2):
-        if actor_of(one) == actor_of(other):
-            continue  # An incarnation may draw again what its former one has lost.
-        shared = len(varied[one] & varied[other])
-        of = min(len(varied[one]), len(varied[other]))
-        if shared >= TWINS_SHARE * of:
-            said = f"{one} and {other} drew the same data: {shared} of {of} batches are equal"
-            yield Found("batches", (said,), one)
-    for who, own in drawn.items():
-        step, count = _again(list(own.items()))
-        if who in varied and count >= STEPS_MIN:
+    for one, other, shared, of in twins_of(run):
+        said = f"{one} and {other} drew the same data: {shared} of {of} batches are equal"
+        yield Found("batches", (said,), one)
+    for who in run.learners:
+        step, count = one_again(run, who)
+        if count >= STEPS_MIN:
             until = step + count - 1
             said = f"{who} drew the same batch {count} times, inner steps {step} to {until}"
             yield Found("batches", (said,), who)
-
     own = own_batches(run.job)
-    shapes = {who: _shapes(run, who) for who in run.learners if actor_of(who) not in own}
+    shapes = {who: shapes_of(run, who) for who in run.learners if actor_of(who) not in own}
     who, said = shaped_otherwise(shapes)
     if who:
         yield Found("batches", (f"{who}: {said}",), who)
-
-
-def _shapes(run: RecordedJob, learner: str) -> str:
-    """The shapes of a learner's batches; ``VARIOUS`` if they were not always the same."""
-    found = {event.shapes for _, event in run.finished(learner)} - {""}
-    return found.pop() if len(found) == 1 else VARIOUS if found else ""
-
-
-def _again(drawn: Sequence[tuple[int, bytes]]) -> tuple[int, int]:
-    """Where the longest row of equal batches begins, and its length."""
-    best, since = (0, 0), 0
-    for at, (_, batch) in enumerate(drawn):
-        since = at if at == 0 or batch != drawn[at - 1][1] else since
-        best = max(best, (at - since + 1, -since))
-    length, since = best[0], -best[1]
-    return (drawn[since][0] if drawn else 0), length
 
 
 def _counts(run: RecordedJob) -> Iterator[Found]:

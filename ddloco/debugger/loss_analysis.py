@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clocks import actor_of
+from ddloco.debugger.drawn_batches import twins_of
 from ddloco.debugger.merge_history import Merge, MergeAnswer
 from ddloco.debugger.recorded_job import RecordedJob
 from ddloco.debugger.recorded_run import parse_event
@@ -236,15 +237,16 @@ def _suspect(
         return learner, otherwise
     beyond = [each for each in outliers if each.times >= BEYOND_DOUBT]
     if beyond:
-        worst = beyond[0]
-        said = f"its contribution to merge {worst.t} has {worst.times:.3g} times the usual norm"
-        return worst.learner, said
+        first = min(beyond, key=lambda each: (each.t, -each.times))  # Others may follow from it.
+        said = f"its contribution to merge {first.t} has {first.times:.3g} times the usual norm"
+        return first.learner, said
     if len({actor_of(each.learner) for each in leaps}) == 1:
         said = f"its loss was {leaps[0].loss:.4g} at inner step {leaps[0].step}, usually "
         said += f"{leaps[0].usual:.4g}; no model that has just begun is so wrong"
         return leaps[0].learner, said
     persistent = _stands_out_for_long(run, outliers)
-    if persistent[0]:
+    # Where two have the same data, these weigh twice, and whoever has other data stands out.
+    if persistent[0] and (run.is_simulated or not any(twins_of(run))):
         return persistent
     firsts = [each for each in breaks if each.first]
     if not firsts:

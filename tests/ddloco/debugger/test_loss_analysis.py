@@ -1,12 +1,21 @@
 """``why loss`` against planted faults: the learner at fault is named, and where it began."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from msgspec import structs
 
-from ddloco.debugger.loss_analysis import BEYOND_DOUBT, Break, LossStep, analyse_losses, find_leap
+from ddloco.debugger import loss_analysis
+from ddloco.debugger.loss_analysis import (
+    BEYOND_DOUBT,
+    Break,
+    LossStep,
+    Outlier,
+    analyse_losses,
+    find_leap,
+)
 from ddloco.debugger.recorded_job import open_job
 from ddloco.workers.simulated.objective import FAR
 from ddloco.workers.simulated.work import SimulatedWork
@@ -272,3 +281,26 @@ def test_a_planted_fault_is_put_down_to_its_learner(seed, simulate, monkeypatch)
 def test_many_planted_faults_are_put_down_to_their_learners(seed, simulate, monkeypatch):
     """The same, with more."""
     check_planted(seed, simulate, monkeypatch)
+
+
+def standing_out(learner, t, times):
+    """A contribution that stands out."""
+    return Outlier(learner, t, 0, f"syncer.1:{t}", 1.0, times, None, True)
+
+
+def test_the_first_contribution_beyond_doubt_is_the_cause():
+    """Those of others that follow may be far larger: they were trained from what it did."""
+    found = [standing_out("learner-2.1", 42, 9e4), standing_out("learner-3.1", 6, 1600.0)]
+    who, said = loss_analysis._suspect(None, (), found, {}, ())
+    assert who == "learner-3.1"
+    assert said == "its contribution to merge 6 has 1.6e+03 times the usual norm"
+
+
+@pytest.mark.parametrize("twins", [[], [("learner-0.1", "learner-2.1", 9, 9)]])
+def test_beside_twins_whoever_has_other_data_is_not_suspect(twins, monkeypatch):
+    """Two with the same data weigh twice, so the third is far from the mean in every merge."""
+    told = "learner-1.1", "10 of its 19 contributions"
+    monkeypatch.setattr(loss_analysis, "_stands_out_for_long", lambda *_: told)
+    monkeypatch.setattr(loss_analysis, "twins_of", lambda _: iter(twins))
+    run = SimpleNamespace(is_simulated=False)
+    assert loss_analysis._suspect(run, (), [], {}, ()) == (("", "") if twins else told)
