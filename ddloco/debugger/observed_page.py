@@ -39,6 +39,7 @@ from ddloco.monitoring.live_display import warning_of
 from ddloco.monitoring.status_view import apart, doubts, seconds, under_way
 from ddloco.monitoring.watch import observed_status
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.serve import ENDS
 from ddloco.stage.observers.observer_protocol import News, Told
 from ddloco.stage.process.entry_point import in_one_line
 
@@ -129,8 +130,10 @@ class ObservedJob:
         at = self._place(syncer, news.at)
         said, fields, self._missed = "", news.fields, news.lost
         match news.event:
+            case "ended" if fields.get("status") in ENDS:
+                self.ended = f"{fields['status']}: {fields.get('reason')}"
             case "ended":
-                self.ended = f"{fields.get('status')}: {fields.get('reason')}"
+                said = f"{syncer} has left, to be started again: {fields.get('reason')}"
             case "merge":
                 self._merges.append(_merge_of(at, news))
                 return
@@ -377,10 +380,12 @@ class ObservedPage(ServedPage):
             try:
                 async with open_observer(*self._where) as observer:
                     last = await observer.follow(self._take, payloads=False)
-                await self._take(last)
+                problem = f"{last.fields.get('status')}: {last.fields.get('reason')}"
             except* (UnansweredError, ConfigError) as group:
+                problem = in_one_line(group.exceptions[0])
+            if not self._job.ended:
                 with self._lock:
-                    self._problem, self._more = in_one_line(group.exceptions[0]), True
+                    self._problem, self._more = f"{problem}; it is asked again", True
                 await trio.sleep(AGAIN_S)
         await trio.sleep_forever()
 

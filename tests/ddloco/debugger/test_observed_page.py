@@ -197,7 +197,10 @@ class Answers:
         if self.follows == 1:
             await take(news("merge", 2.0, 20, t="odd"))
             raise UnansweredError("tcp://far:5555: no answer for 30 s")
-        return news("ended", 5.0, 50, status="done", reason="global step 40")
+        how = ("left", "asked to stop by SIGTERM") if self.follows == 2 else ("done", "step 40")
+        last = news("ended", 5.0, 50, status=how[0], reason=how[1])
+        await take(last)
+        return last
 
 
 @pytest.fixture
@@ -228,7 +231,9 @@ async def test_a_syncer_that_is_away_is_asked_again(page, autojump_clock, nurser
     await observed_page.trio.sleep(AGAIN_S / 2)
     assert "no answer for 30 s" in now()[0]
     await observed_page.trio.sleep(AGAIN_S)
-    assert now() == ["the job has ended, done: global step 40"]
+    assert now()[0] == "left: asked to stop by SIGTERM; it is asked again"
+    await observed_page.trio.sleep(AGAIN_S)
+    assert now() == ["the job has ended, done: step 40"]
     assert page.told(json.loads(page.told(0))["number"]) is None
     nursery.cancel_scope.cancel()
 
