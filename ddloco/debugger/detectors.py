@@ -129,7 +129,8 @@ def _counts(run: RecordedJob) -> Iterator[Found]:
 
 
 def _tensors(run: RecordedJob) -> Iterator[Found]:
-    """Tensors that stand still in a learner, and move in another."""
+    """Tensors that stand still in a learner, and move in another. Where one stands still in
+    several, what they merged has stopped it, and nobody is named for it alone."""
     plan = run.plan
     if plan is None:
         return
@@ -138,18 +139,18 @@ def _tensors(run: RecordedJob) -> Iterator[Found]:
     if not any(_stood_once(run, who, len(of)) for who in run.learners):
         return  # Messages are decoded only where there is something to explain.
     still = {who: _still_of(run, who, of) for who in run.learners}
-    for who, own in still.items():
-        others = [share for each, share in still.items() if actor_of(each) != actor_of(who)]
-        stand = [
-            name
-            for at, name in enumerate(names)
-            if own.get(at, 0.0) >= STANDS_SHARE
-            and any(each.get(at, 1.0) <= MOVES_SHARE for each in others)
-        ]
-        if stand:
-            were = "as they were" if stand[1:] else "as it was"
-            said = f"{who}: its last updates left {listed(stand)} {were}; another learner's did not"
-            yield Found("tensors", (said,), who)
+    stand: dict[tuple[str, ...], list[str]] = {}
+    for at, name in enumerate(names):
+        stopped = tuple(who for who, own in still.items() if own.get(at, 0.0) >= STANDS_SHARE)
+        moves = {actor_of(who) for who, own in still.items() if own.get(at, 1.0) <= MOVES_SHARE}
+        if stopped and moves - {actor_of(who) for who in stopped}:
+            stand.setdefault(stopped, []).append(name)
+    for stopped, which in stand.items():
+        alone = len({actor_of(who) for who in stopped}) == 1
+        were = "as they were" if which[1:] else "as it was"
+        whose = "its" if alone else "their"
+        said = f"{listed(stopped)}: {whose} last updates left {listed(which)} {were}"
+        yield Found("tensors", (f"{said}; another learner's did not",), stopped[0] if alone else "")
 
 
 def _stood_once(run: RecordedJob, learner: str, tensors: int) -> bool:

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from ddloco.cli.debug import why
 from ddloco.cli.parser import parser
+from ddloco.debugger import detectors
 from ddloco.debugger.detectors import DETECTORS, detect
 from ddloco.debugger.learner_time import times_of
 from ddloco.debugger.recorded_job import open_job
@@ -245,6 +246,28 @@ def test_sound_runs_are_quiet(settings, simulate):
     found, quiet = detect(open_job(simulate(*settings)))
     assert found == []
     assert quiet == [*DETECTORS]
+
+
+@pytest.mark.parametrize(
+    ("still", "said"),
+    [
+        ({"a.1": (1.0, 0.0), "b.1": (0.0, 0.0), "c.1": (0.0, 0.0)}, ["a.1", "x as it was"]),
+        ({"a.1": (1.0, 1.0), "b.1": (0.0, 0.0), "c.1": (0.0, 0.0)}, ["a.1", "x, y as they were"]),
+        ({"a.1": (1.0, 0.0), "b.1": (1.0, 0.0), "c.1": (0.0, 0.0)}, ["", "a.1, b.1: their last"]),
+        ({"a.1": (1.0, 0.0), "a.2": (0.0, 0.0), "b.1": (1.0, 0.0)}, []),
+        ({"a.1": (1.0, 0.0), "b.1": (1.0, 0.0)}, []),
+        ({"a.1": (0.0, 0.0), "b.1": (0.0, 0.0)}, []),
+    ],
+)
+def test_a_tensor_that_several_leave_is_nobodys_alone(still, said, monkeypatch):
+    """What they merged has stopped it, as dead units do; where all leave it, it has no gradient."""
+    monkeypatch.setattr(detectors, "_stood_once", lambda *_: True)
+    monkeypatch.setattr(detectors, "_still_of", lambda _, who, of: dict(enumerate(still[who])))
+    leaves = [SimpleNamespace(name="x")], [SimpleNamespace(name="y")]
+    run = SimpleNamespace(plan=SimpleNamespace(fragments=leaves), learners=list(still))
+    found = list(DETECTORS["tensors"](run))
+    assert [each.learner for each in found] == said[:1]
+    assert all(said[1] in each.lines[0] for each in found)
 
 
 def test_who_was_away_is_said_with_the_cause(folder, capsys):
