@@ -522,7 +522,7 @@ LINES = {
     "ddloco/replayer": 3280,
     "ddloco/roles": 1200,
     "ddloco/simulation": 2600,
-    "ddloco/stage": 12000,
+    "ddloco/stage": 12020,
     "ddloco/workers": 8440,
     "examples": 2240,
     "replay": 1280,

@@ -26,7 +26,7 @@ from ddloco.debugger.recorded_run import parse_event
 from ddloco.job.protocol.messages import GlobalFragment
 from ddloco.job.protocol.work import StepFinished
 from ddloco.machines.outer.weights import usual_norm
-from ddloco.machines.syncer.apart import LEAST_SHARE, counts_otherwise
+from ddloco.machines.syncer.apart import LEAST_SHARE, counts_otherwise, own_batches
 from transport import MessageArrived
 
 BEFORE_STEPS = 20
@@ -190,11 +190,12 @@ def analyse_losses(run: RecordedJob) -> LossFindings:
     leaps: list[Break] = []
     steps = 0
     counted: dict[str, float] = {}
+    own = own_batches(run.job)
     for learner in run.learners:
         finished = run.steps_of(learner)
         losses = [LossStep(record.n, step, each.loss) for record, step, each in finished]
         steps += len(losses)
-        if finished:
+        if finished and actor_of(learner) not in own:
             counted[learner] = median(each.tokens for *_, each in finished)
         leap = find_leap(losses)
         if leap is not None:

@@ -13,6 +13,7 @@ import trio
 
 from clocks import actor_of
 from ddloco.debugger.live_page import STORY_LINES_MAX, ServedPage
+from ddloco.debugger.recorded_run import parse_event
 from ddloco.debugger.report_data import (
     BINS,
     Fact,
@@ -38,6 +39,7 @@ from ddloco.monitoring.client import Notified, UnansweredError, open_observer
 from ddloco.monitoring.live_display import warning_of
 from ddloco.monitoring.status_view import apart, doubts, seconds, under_way
 from ddloco.monitoring.watch import observed_status
+from ddloco.stage.actors import observations
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.serve import ENDS
 from ddloco.stage.observers.observer_protocol import News, Told
@@ -86,6 +88,22 @@ class SeenLoss(NamedTuple):
     loss: float | None
 
 
+class SeenNews(NamedTuple):
+    """What was told beside merges: ``who`` it is of, an incarnation; ``t`` of a refused
+    contribution is the global step of its merge, otherwise 0."""
+
+    at: float
+    ref: str
+    who: str
+    kind: str
+    said: str
+    t: int = 0
+
+    @property
+    def line(self) -> str:
+        return self.said if self.who in self.said else f"{self.who}: {self.said}"
+
+
 class Life:
     """One incarnation of a learner, as the syncer saw it."""
 
@@ -104,14 +122,11 @@ class ObservedJob:
         self._at = 0.0
         self._missed = 0
         self._merges: deque[SeenMerge] = deque(maxlen=MERGES_MAX)
-        self._refused: deque[tuple[str, str, int, str]] = deque(maxlen=NEWS_MAX)
-        """Of refused contributions: the event, the learner, the global step, and why."""
         self._losses: dict[str, list[SeenLoss]] = {}
         self._lives: dict[str, Life] = {}
         self._spent: list[tuple[float, float]] = []
         """Seconds on the axis, and those that all learners had computed by then."""
-        self._news: deque[tuple[float, str, str]] = deque(maxlen=NEWS_MAX)
-        """Other news: when, the event, and what it says."""
+        self._news: deque[SeenNews] = deque(maxlen=NEWS_MAX)
         self._warnings: deque[str] = deque(maxlen=WARNINGS_SHOWN)
         self._held_out: list[tuple[float, float]] = []
 
@@ -128,7 +143,7 @@ class ObservedJob:
     def take_news(self, news: News) -> None:
         syncer = news.ref.rpartition(":")[0]
         at = self._place(syncer, news.at)
-        said, fields, self._missed = "", news.fields, news.lost
+        said, kind, t, fields, self._missed = "", "stop", 0, news.fields, news.lost
         match news.event:
             case "ended" if fields.get("status") in ENDS:
                 self.ended = f"{fields['status']}: {fields.get('reason')}"
@@ -140,24 +155,27 @@ class ObservedJob:
             case "result" if isinstance(fields.get("held_out_loss"), float):
                 self._held_out.append((at, fields["held_out_loss"]))
             case "joined":
-                self._lives[fields["learner"]] = Life(at)
+                life = self._lives.setdefault(fields["learner"], Life(at))
+                life.end, life.how = at, "runs"
                 said = f"{fields['learner']} is linked"
             case "lost":
                 life = self._lives.setdefault(fields["learner"], Life(at))
-                life.end, life.how = at, f"gone: {fields['reason']}"
+                kind, life.end, life.how = "broken", at, f"gone: {fields['reason']}"
                 said = f"{fields['learner']} {life.how}"
             case "refused" if "learner" in fields and "t" in fields:
-                who, why = fields["learner"], fields["reason"]
-                self._refused.append((news.ref, who, fields["t"], why))
-                said = f"contribution of {who} to merge {fields['t']} refused: {why}"
+                kind, t, said = "failed", fields["t"], f"refused: {fields['reason']}"
+            case observations.BEGUN | observations.TAKEN | observations.DISCARDED:
+                kind = "snapshot"
             case _:
                 pass
+        who = str(fields.get("learner") or syncer)
         warned = warning_of({"event": news.event, "actor": actor_of(syncer), **fields})
         if warned:
-            said = f"{fields.get('learner') or actor_of(syncer)}{warned}"
+            said = f"{who}{warned}"
             self._warnings.append(clip(said))
         reason = f": {fields['reason']}" if "reason" in fields else ""
-        self._news.append((at, news.ref, clip(said or f"{news.event}{reason}")))
+        said = clip(said or f"{news.event}{reason}")
+        self._news.append(SeenNews(at, news.ref, who, kind, said, t))
 
     def _place(self, syncer: str, at: float) -> float:
         """Where a time of one incarnation of the syncer is on the axis: after all before it."""
@@ -229,9 +247,9 @@ class ObservedJob:
         ends = [*self._began.values(), self._at][1:]
         for (incarnation, began), end in zip(self._began.items(), ends, strict=True):
             notes = [
-                Note(axis.place(at), int(ref.rpartition(":")[2]), _kind_of(said), said)
-                for at, ref, said in self._news
-                if ref.startswith(f"{incarnation}:")
+                Note(axis.place(each.at), parse_event(each.ref)[1], each.kind, each.line)
+                for each in self._news
+                if parse_event(each.ref)[0] == incarnation
             ]
             how = (self.ended or "runs") if end == self._at else "has a successor"
             span = max(axis.place(began), 0), axis.place(end)
@@ -248,8 +266,8 @@ class ObservedJob:
             of=len(merges),
             t=to_differences(each.t for each in merges),
             p=[each.fragment for each in merges],
-            syncer=[names.number(each.ref.rpartition(":")[0]) for each in merges],
-            n=to_differences(int(each.ref.rpartition(":")[2]) for each in merges),
+            syncer=[names.number(parse_event(each.ref)[0]) for each in merges],
+            n=to_differences(parse_event(each.ref)[1] for each in merges),
             since=to_differences(since),
             floor=none,
             quorum=none,
@@ -263,7 +281,7 @@ class ObservedJob:
         most = max(CELLS_MAX // max(len(learners), 1), 1)
         shown, reasons = list(self._merges)[-most:], dict[str, int]()
         matrix = Matrix(len(self._merges), list(learners), [], [[] for _ in learners], [])
-        refused = {(t, actor_of(who)): (ref, who, why) for ref, who, t, why in self._refused}
+        refused = {(each.t, actor_of(each.who)): each for each in self._news if each.t}
         for each in shown:
             wait = (each.grace_s, 0.0, 0.0, each.grace_s)
             column = Column(
@@ -277,9 +295,9 @@ class ObservedJob:
                     who, weight = took[learner]
                     cell = TableCell(1, each.ref, weight=finite(weight), who=names.number(who))
                 elif (each.t, learner) in refused:
-                    ref, who, why = refused[each.t, learner]
-                    reason = reasons.setdefault(clip(why), len(reasons))
-                    cell = TableCell(2, ref, reason, who=names.number(who))
+                    no = refused[each.t, learner]
+                    reason = reasons.setdefault(no.said, len(reasons))
+                    cell = TableCell(2, no.ref, reason, who=names.number(no.who))
                 row.append(cell)
         matrix.reasons = list(reasons)
         return matrix
@@ -316,21 +334,16 @@ class ObservedJob:
     def story(self, of: str) -> list[str]:
         """Return what was told of a merge, an actor or an event."""
         kind, _, rest = of.partition(":")
-        found: list[tuple[float, str, str]] = []
-        if kind == "merge":
-            merged = [each for each in self._merges if str(each.t) == rest]
-            found = [(each.at, each.ref, _told(each)) for each in merged]
-            found += [
-                (self._at, ref, f"{who} refused: {why}")
-                for ref, who, t, why in self._refused
-                if str(t) == rest
-            ]
-        elif kind == "actor":
-            found = [each for each in self._news if rest in each[2] or rest in each[1]]
-        elif kind == "event":
-            found = [each for each in self._news if each[1] == rest]
-        lines = [f"{at:.2f} s  {said}  ({ref})" for at, ref, said in found[:STORY_LINES_MAX]]
-        return [*lines, ELSEWHERE]
+        merged = [each for each in self._merges if kind == "merge" and str(each.t) == rest]
+        told = {
+            "merge": lambda each: str(each.t) == rest,
+            "actor": lambda each: rest in {each.who, actor_of(each.who)},
+            "event": lambda each: each.ref == rest,
+        }.get(kind, lambda _: False)
+        found = [(each.at, each.ref, _told(each)) for each in merged]
+        found += [(each.at, each.ref, each.line) for each in self._news if told(each)]
+        lines = [f"{at:.2f} s  {said}  ({ref})" for at, ref, said in sorted(found)]
+        return [*lines[:STORY_LINES_MAX], ELSEWHERE]
 
 
 def _merge_of(at: float, news: News) -> SeenMerge:
@@ -346,10 +359,6 @@ def _told(merge: SeenMerge) -> str:
         f"merge {merge.t} of fragment {merge.fragment}: {shares or 'nobody'}; launched "
         f"{seconds(merge.sync_s)} before, grace window {seconds(merge.grace_s)}"
     )
-
-
-def _kind_of(said: str) -> str:
-    return "snapshot" if said.startswith("snapshot") else "broken" if "gone" in said else "stop"
 
 
 def _thin(points: list[Any]) -> None:

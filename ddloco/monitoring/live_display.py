@@ -114,7 +114,7 @@ def warning_of(line: dict[str, Any]) -> str:
             return f": {line['what']} is not finite at inner step {line['step']}"
         case "worker busy":
             return f": its worker has been in {line['call']} for {line['for_s']:.0f} s"
-        case "blocked":
+        case observations.BLOCKED:
             told = f"was in {line['what']} for {line['took_s']:.0f} s, and heard nothing meanwhile"
             return f" {told}: its process was stopped, or waited there"
         case "data failed":

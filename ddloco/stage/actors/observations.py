@@ -21,6 +21,10 @@ APART, CODE_DIFFERS, TASK_DIFFERS = "apart", "code differs", "task differs"
 """Log events of an actor that differs from all others in what nobody meant to differ, or from the
 lead in its packages or its source."""
 
+BLOCKED = "blocked"
+"""Log event of an actor that was in one event for seconds, and heard and said nothing meanwhile:
+its machine waited or computed, or its process was stopped."""
+
 DISREGARDED = "disregarded"
 """Log event of a learner whose contributions are refused again and again."""
 

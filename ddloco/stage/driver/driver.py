@@ -25,6 +25,7 @@ from ddloco.stage.actors.events import (
     StopRequested,
     WorkResult,
 )
+from ddloco.stage.actors.observations import BLOCKED
 from ddloco.stage.actors.status import actor_status, error_in
 from ddloco.stage.actors.timers import Timers
 from ddloco.stage.arrays.array_table import ArrayTable
@@ -100,9 +101,8 @@ class Fence(Protocol):
 FENCE_LOOK_S = 1.0
 """Interval, in seconds, at which an actor asks again whether another process acts as it."""
 
-BLOCKED, BLOCKED_S = "blocked", 5.0
-"""Log event of an actor that was in one event for more than that many seconds, and heard and said
-nothing meanwhile: its machine waited or computed, or its process was stopped."""
+BLOCKED_S = 5.0
+"""An actor that was in one event for more than so many seconds is ``BLOCKED``."""
 
 UNKNOWN = "lease unknown"
 """Log event of an actor that does nothing, because nobody knows whether another one acts."""

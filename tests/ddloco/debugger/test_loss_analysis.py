@@ -209,6 +209,18 @@ PLANTS = {
 SEEDS, SEEDS_SLOW = 8, 42
 
 
+@pytest.mark.parametrize("own", [set(), {"learner-1"}])
+def test_batches_that_the_job_file_gives_make_nobody_suspect(own, simulate, monkeypatch):
+    """Ten times the tokens are a mistake, unless somebody asked for them."""
+    run = open_job(simulate("job.learners=3", "job.steps=60", "chaos.fault=[]", "learner={}"))
+    for who in run.learners:
+        times = 10 if who == "learner-1.1" else 1
+        for n, (record, step, each) in enumerate(run.steps_of(who)):
+            run.steps_of(who)[n] = record, step, structs.replace(each, tokens=times * each.tokens)
+    monkeypatch.setattr(loss_analysis, "own_batches", lambda _: own)
+    assert analyse_losses(run).suspect == ("" if own else "learner-1.1")
+
+
 def test_a_contribution_of_many_steps_does_not_stand_out_for_them(simulate):
     """One learner is four times slower, so the others' contributions are of more steps."""
     slow = ("sync.quorum=1", "sync.grace=0.0", "learner={'learner-0' = {factor = 4.0}}")

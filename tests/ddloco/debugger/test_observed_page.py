@@ -129,11 +129,19 @@ def test_a_refused_contribution_is_a_red_cell():
     data = plain(job)
 
     assert [row[-1][0] for row in data["matrix"]["cells"]] == [1, 1, 2]
-    assert data["matrix"]["reasons"] == ["too far"]
+    assert data["matrix"]["reasons"] == ["refused: too far"]
+    job.take_status(status(60))
     first, second, last = job.story("merge:21")
-    assert "merge 21 of fragment 1: learner-0.1 0.5, learner-1.1 0.5" in first
-    assert "learner-2.1 refused: too far  (syncer.1:301)" in second
+    assert first == "21.00 s  learner-2.1: refused: too far  (syncer.1:301)"
+    assert "merge 21 of fragment 1: learner-0.1 0.5, learner-1.1 0.5" in second
     assert "on the syncer's host" in last
+
+
+def test_a_story_is_of_one_actor():
+    """And not of one whose name begins alike."""
+    job = told(12)
+    [line, _] = job.story("actor:learner-1")
+    assert line == "0.10 s  learner-1.1 is linked  (syncer.1:2)"
 
 
 def test_a_syncer_that_comes_back_goes_on_where_it_was():

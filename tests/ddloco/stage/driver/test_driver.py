@@ -36,9 +36,10 @@ from ddloco.machines.registry import machine_for
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import Restored, StopRequested
+from ddloco.stage.actors.observations import BLOCKED
 from ddloco.stage.actors.timers import Named
 from ddloco.stage.arrays.array_table import ArrayTable
-from ddloco.stage.driver.driver import BLOCKED, BLOCKED_S, REFUSALS_LOGGED_MAX, Driver
+from ddloco.stage.driver.driver import BLOCKED_S, REFUSALS_LOGGED_MAX, Driver
 from ddloco.stage.process.log import ActorLog
 from replay import Player, Recorder, Tape, TapeError, TapeHeader, TapeWriter, tape
 from tests.transport.memory import Faults, MemoryFabric
