@@ -513,7 +513,7 @@ LINES = {
     "ddloco": 140,
     "ddloco/api": 1980,
     "ddloco/cli": 4080,
-    "ddloco/debugger": 8960,
+    "ddloco/debugger": 8980,
     "ddloco/engines": 900,
     "ddloco/job": 3380,
     "ddloco/machines": 8720,

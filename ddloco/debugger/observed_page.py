@@ -16,6 +16,7 @@ from ddloco.debugger.live_page import STORY_LINES_MAX, ServedPage
 from ddloco.debugger.recorded_run import parse_event
 from ddloco.debugger.report_data import (
     BINS,
+    POINTS_MAX,
     Fact,
     ReportCurve,
     ReportData,
@@ -48,8 +49,12 @@ from ddloco.stage.process.entry_point import in_one_line
 MERGES_MAX = 2_000
 """Merges that are kept, the newest ones."""
 
-POINTS_MAX = 4_000
-"""Losses that are kept of a learner, and sums of times; of more, every other one is dropped."""
+POINTS_MIN = 64
+"""Losses that are kept of each of many learners; of few, their share of ``POINTS_MAX``. Of more,
+every other one is dropped."""
+
+LIVES_MAX = 4_096
+"""Incarnations of learners that are kept, the newest ones."""
 
 NEWS_MAX = 400
 """Other news that are kept, the newest ones."""
@@ -135,9 +140,9 @@ class ObservedJob:
         at = self._place(status.incarnation, status.uptime_s)
         if not self._spent or status.computing_s != self._spent[-1][1]:
             self._spent.append((at, status.computing_s))
-            _thin(self._spent)
+            _thin(self._spent, POINTS_MAX)
         for member in status.members:
-            self._lives.setdefault(member.learner, Life(at)).end = at
+            self._life(member.learner, at).end = at
             self._take_loss(at, member)
 
     def take_news(self, news: News) -> None:
@@ -155,11 +160,11 @@ class ObservedJob:
             case "result" if isinstance(fields.get("held_out_loss"), float):
                 self._held_out.append((at, fields["held_out_loss"]))
             case "joined":
-                life = self._lives.setdefault(fields["learner"], Life(at))
+                life = self._life(fields["learner"], at)
                 life.end, life.how = at, "runs"
                 said = f"{fields['learner']} is linked"
             case "lost":
-                life = self._lives.setdefault(fields["learner"], Life(at))
+                life = self._life(fields["learner"], at)
                 kind, life.end, life.how = "broken", at, f"gone: {fields['reason']}"
                 said = f"{fields['learner']} {life.how}"
             case "refused" if "learner" in fields and "t" in fields:
@@ -188,7 +193,13 @@ class ObservedJob:
         newest = known[-1] if known else SeenLoss(0.0, "", 0, None)
         if member.step and (member.learner, member.step) != (newest.incarnation, newest.step):
             known.append(SeenLoss(at, member.learner, member.step, finite(member.loss)))
-            _thin(known)
+            _thin(known, max(POINTS_MAX // len(self._losses), POINTS_MIN))
+
+    def _life(self, incarnation: str, at: float) -> Life:
+        life = self._lives.setdefault(incarnation, Life(at))
+        while len(self._lives) > LIVES_MAX:
+            del self._lives[next(iter(self._lives))]
+        return life
 
     def data(self) -> RunData:
         status = self.status
@@ -361,9 +372,9 @@ def _told(merge: SeenMerge) -> str:
     )
 
 
-def _thin(points: list[Any]) -> None:
+def _thin(points: list[Any], most: int) -> None:
     """Drop every other point of too many, but not the newest."""
-    if len(points) > POINTS_MAX:
+    if len(points) > most:
         del points[:-1:2]
 
 

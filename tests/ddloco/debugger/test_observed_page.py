@@ -11,7 +11,14 @@ from ddloco.cli.observe import observe
 from ddloco.cli.parser import parser
 from ddloco.debugger import observed_page
 from ddloco.debugger.live_page import serving
-from ddloco.debugger.observed_page import AGAIN_S, MERGES_MAX, POINTS_MAX, ObservedJob, ObservedPage
+from ddloco.debugger.observed_page import (
+    AGAIN_S,
+    LIVES_MAX,
+    MERGES_MAX,
+    POINTS_MAX,
+    ObservedJob,
+    ObservedPage,
+)
 from ddloco.job.protocol.status import MemberStatus, Status, WaitingSync
 from ddloco.monitoring.client import UnansweredError
 from ddloco.stage.observers.observer_protocol import News, Told
@@ -180,12 +187,15 @@ def test_what_it_waits_for_and_warns_of_is_said():
 
 def test_what_is_kept_is_bounded():
     """However long a job is looked at."""
-    job = told(1, 3 * POINTS_MAX)
+    job = told(1, POINTS_MAX + 9)
+    for n in range(LIVES_MAX + 9):
+        job.take_news(news("joined", POINTS_MAX + 9.0, n, learner=f"learner-0.{n + 2}"))
     data = plain(job)
 
     assert len(data["bars"]["t"]) == MERGES_MAX
     assert len(data["curves"][0]["at"]) <= POINTS_MAX
-    assert sum(data["curves"][0]["step"]) == 30 * POINTS_MAX, "the newest one stays"
+    assert sum(data["curves"][0]["step"]) == 10 * (POINTS_MAX + 9), "the newest one stays"
+    assert sum(len(lane["segments"]) for lane in data["lanes"]) == 1 + LIVES_MAX
 
 
 class Answers:
